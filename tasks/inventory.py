@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.documents import DocumentsManifest, read_documents_manifest
+from phasewise.tasks.data.near_copies import REMOVED_NAME
 from phasewise.tasks.data.plan import CachePlan, DataPlan
 from phasewise.tasks.data.tokenizer import DIGEST_NAME, DOCUMENT_TOKENS_NAME, read_document_tokens
 from phasewise.tasks.evaluation.made_benchmarks import BenchmarkManifest
@@ -45,6 +46,7 @@ def changed_files(home: Home, plan: DataPlan, run_name: str, digests: KnownDiges
     inventory = _Inventory(home, digests)
     for component in plan.components.values():
         inventory.add_data(component.documents, read_documents_manifest, "bundle-*.json")
+        inventory.add_listed(component.near_copies, MANIFEST_NAME, lambda fields: {REMOVED_NAME: fields["removed_digest"]}, PREPARE)
         for split in SPLITS:
             inventory.add_data(component.cache(split), read_manifest, "shard-*.json")
     tokenizer, digest_file = plan.tokenizer, plan.tokenizer.with_name(DIGEST_NAME)

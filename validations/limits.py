@@ -16,6 +16,8 @@ class LeakageLimits(Frozen):
     min_copy_share: float = Field(gt=0, le=1)
     """Share of an excerpt of ordinary text, such as a held-out document, that the text must contain in one run of words."""
     max_items: int = Field(ge=0)  # allowed hits per component and benchmark
+    max_held_out_percent: float | None = Field(default=None, ge=0, le=100)
+    """Percent of held-out documents, and of items made from held-out text, that a component may contain. None applies `max_items`."""
 
 
 class OrderLimits(Frozen):

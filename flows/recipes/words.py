@@ -386,6 +386,7 @@ def gates(
     max_increase_bits_per_byte: float = 0.0,
     max_epochs: float | None = 4.0,
     max_items: int = 0,
+    max_held_out_percent: float | None = None,
     max_share_error_points: float = 1.0,
     max_share_error_percent: float | None = None,
     max_left_out_percent: float | None = 90.0,
@@ -405,6 +406,7 @@ def gates(
         max_increase_bits_per_byte: of held-out text, relative to the parent.
         max_epochs: epochs of each component since step 0. None is unlimited.
         max_items: leaked test items in the data of a component.
+        max_held_out_percent: leaked held-out documents of a component, in percent. None applies `max_items` to them as well.
         max_share_error_points: error of a component's share over a stretch of steps, in percentage points.
         max_share_error_percent: error of a share within a block, in percent of the share. None is unlimited.
         max_left_out_percent: excluded documents of a component before a warning. None is unlimited.
@@ -422,7 +424,7 @@ def gates(
             max_share_error_points=max_share_error_points,
             max_share_error_percent=max_share_error_percent,
             max_epochs=max_epochs,
-            leakage=LEAKAGE.but(max_items=max_items),
+            leakage=LEAKAGE.but(max_items=max_items, max_held_out_percent=max_held_out_percent),
             order=MIXING,
             packing=packing or PackingLimits(),
             max_left_out_percent=max_left_out_percent,

@@ -1,13 +1,14 @@
 """Document search of `phasewise trace`: by id, by source file, or by text."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from phasewise.flows.trace.trace_context import Traced
 from phasewise.flows.trace.trace_query import Asked
 from phasewise.tasks.data.caches import ids_of_text, normalized, shards_with
+from phasewise.tasks.data.near_copies import find_removed
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.storage import parse_json
 from phasewise.trainer.config import Component
@@ -15,6 +16,7 @@ from phasewise.trainer.data.document_index import DocumentIndex, Located
 from phasewise.trainer.data.manifest import SPLITS, Split
 
 MIN_PREFIX = 8
+MAX_TOLD = 3  # near copies in a message
 MAX_SEARCHED_DOCUMENTS = 2_000_000
 """Up to this number of documents, indices are read whole and checked, in about a second. Larger caches read only likely shards."""
 MAX_TOKENS_INSIDE = 20_000_000
@@ -50,7 +52,7 @@ def find_by_id(traced: Traced, prefix: str) -> Search:
         raise ConfigError(f"--document: expected at least the first {MIN_PREFIX} characters of an id, found {prefix!r}.")
     found = _each(traced, lambda component, index: _named(traced, component, index, (prefix,)))
     if not found:
-        raise DataError(_nothing(traced, f"document {prefix}"))
+        raise DataError(_nothing(traced, f"document {prefix}") + _removed(traced, "id", (prefix,)))
     return _search(traced, found)
 
 
@@ -64,8 +66,11 @@ def find_by_file(traced: Traced, path: str) -> Search:
     manifests = {component: traced.indices["train"][component].cache.manifest for component in traced.components}
     for component, manifest in manifests.items():
         if any(file.name == _name_in(traced, component, path) for file in manifest.sources):
+            removed = _removed(traced, "source_file", (_name_in(traced, component, path),))
             left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.left_out.items() if count)
-            raise DataError(f"{nothing} {component} read the file, and left all of it out. The component left out: {left_out or 'none'}.")
+            raise DataError(
+                f"{nothing} {component} read the file, and left all of it out. The component left out: {left_out or 'none'}.{removed}"
+            )
     last = path.rpartition("/")[2]
     meant = [f"{m.component}: {file.name}" for m in manifests.values() for file in m.sources if file.name.rpartition("/")[2] == last][:3]
     hint = f"Did you mean {' or '.join(meant)}? Use this name." if meant else "No component was read from such a file."
@@ -88,15 +93,17 @@ def find_by_text(traced: Traced, path: Path, *, inside: bool) -> Search:
         raise ConfigError(f"{path}: expected text, found none.")
     found = _each(traced, lambda component, index: _named(traced, component, index, ids_of_text(text, index.cache.manifest)))
     tokens = sum(index.cache.manifest.tokens for split in SPLITS for index in traced.indices[split].values())
+    ids = {one for index in traced.indices["train"].values() for one in ids_of_text(text, index.cache.manifest)}
+    removed = "" if found else _removed(traced, "id", sorted(ids))
     if inside or tokens <= MAX_TOKENS_INSIDE:
         whole_ones = {(one.component, one.asked.document.id) for one in found}
         found += [one for one in _holding(traced, text) if (one.component, one.asked.document.id) not in whole_ones]
         if not found:
-            raise DataError(f"{_nothing(traced, f'text of {path}')} {_as_one_text(path, text)}")
-        return _search(traced, found, inside=True)
+            raise DataError(f"{_nothing(traced, f'text of {path}')} {_as_one_text(path, text)}{removed}")
+        return _search(traced, found, inside=True, remarks=tuple(filter(None, [removed.strip()])))
     not_searched = f"Longer documents with {tokens:,} tokens were not searched for the text. --inside reads all of them."
     if not found:
-        raise DataError(f"{_nothing(traced, f'document that is the text of {path}')} {not_searched} {_as_one_text(path, text)}")
+        raise DataError(f"{_nothing(traced, f'document that is the text of {path}')} {not_searched} {_as_one_text(path, text)}{removed}")
     return _search(traced, found, inside=False, remarks=(f"These documents are the text. {not_searched}",))
 
 
@@ -173,6 +180,18 @@ def _nothing(traced: Traced, what: str) -> str:
     return (
         f"there is no {what} in the caches of {phases}: searched were {_documents(traced):,} documents of {len(traced.components)} "
         "components, with held-out documents."
+    )
+
+
+def _removed(traced: Traced, column: Literal["id", "source_file"], names: Iterable[str]) -> str:
+    """The near copies with these names that the preparation left out, in words. Empty if there are none."""
+    planned = traced.plan.components if traced.plan else {}
+    rows = {name: find_removed(planned[name], column, tuple(names)) for name in traced.components if name in planned}
+    return "".join(
+        f" {name} left out document {row['id'][:16]} of {row['source_file']} as a near copy of document {row['kept_id'][:16]} of "
+        f"{row['kept_source_file']}: they have {row['similarity']:.0%} of their words in common."
+        for name, of_name in rows.items()
+        for row in of_name[:MAX_TOLD]
     )
 
 

@@ -15,6 +15,7 @@ from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.documents import Bundle, bucket_ranges, bundles_of, documents_key, find_copies, finish_documents, read_to_parts
 from phasewise.tasks.data.filters import LengthBias
 from phasewise.tasks.data.listing import Budgeted, Listing, assumed_tokens, at_commit, fingerprint, part_bytes
+from phasewise.tasks.data.near_copies import key_of_search
 from phasewise.tasks.data.reading import pieces_of
 from phasewise.tasks.data.source import Pin, Source
 from phasewise.tasks.data.stand_ins import roots
@@ -52,8 +53,8 @@ class CachePlan:
 class ComponentPlan:
     """A component: current files, documents and caches.
 
-    `source`: a data set of the hub is at the listed commit. `revision`: the recipe's name for this commit. `length_bias`: selects training
-    documents by their length. None takes all.
+    `source`: a data set of the hub is at the listed commit. `near_copies`: folder of the evidence on near copies. `revision`: the recipe's
+    name for this commit. `length_bias`: selects training documents by their length. None takes all.
     """
 
     name: str
@@ -62,6 +63,7 @@ class ComponentPlan:
     documents: CachePlan
     train: CachePlan
     held_out: CachePlan
+    near_copies: Path
     revision: str | None = None
     length_bias: LengthBias | None = None
 
@@ -77,6 +79,11 @@ class ComponentPlan:
     def part_bytes(self) -> int:
         """The text bytes of a part of the documents."""
         return self.listing.budget.part_bytes if self.listing.budget else part_bytes(self.listing.files)
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether the documents are complete, with the evidence on near copies."""
+        return self.documents.is_built and (self.source.deduplicate != "near" or (self.near_copies / MANIFEST_NAME).exists())
 
     def cache(self, split: Split) -> CachePlan:
         """The cache of a split."""
@@ -160,7 +167,7 @@ def plan_data(
             written.update(special_tokens_in(text, source.conversation.special_tokens))
     listings = {name: fingerprint(source, digests, (budgets or {}).get(name)) for name, source in fixed.items()}
     digests.keep()
-    keys = {name: documents_key(fixed[name], listing) for name, listing in listings.items()}
+    keys = {name: key_of_search(documents_key(fixed[name], one), fixed[name].deduplicate) for name, one in listings.items()}
     for name, listing in listings.items():
         if listing.budget:  # the files and the part size of a budget change the key, and the tokens do not
             keys[name] = digest_of_json({"documents": keys[name], "part_bytes": listing.budget.part_bytes})
@@ -184,8 +191,8 @@ def plan_data(
         source, listing = fixed[name], listings[name]
         if listing.budget:
             source = Budgeted.model_validate({**source.model_dump(), "budget": listing.budget.model_dump()})
-        revision, bias = sources[name].revision, length_bias.get(name)
-        components[name] = ComponentPlan(name, source, listing, documents, *caches, revision=revision, length_bias=bias)
+        near, revision, bias = home.keyed("evidence", key, "near-copies"), sources[name].revision, length_bias.get(name)
+        components[name] = ComponentPlan(name, source, listing, documents, *caches, near_copies=near, revision=revision, length_bias=bias)
     asked_of = tuple(sorted(components if benchmark_components is None else benchmark_components))
     held_out = {name: components[name].held_out.key for name in asked_of}
     benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, "held_out": held_out})

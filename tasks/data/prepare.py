@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from phasewise.tasks.data.documents import (
 from phasewise.tasks.data.filters import NORMALIZER
 from phasewise.tasks.data.findings import QUARANTINE_NAME, Counting, check_readable, left_out_of, refusal_of_columns
 from phasewise.tasks.data.listing import fingerprint
+from phasewise.tasks.data.near_copies import find_near_copies, keep_copies
 from phasewise.tasks.data.plan import ComponentPlan, DataPlan
 from phasewise.tasks.data.reading import pieces_of, read_piece
 from phasewise.tasks.data.stand_ins import TEST_NAME, StandIn, collect, missing_stand_ins, word_problems, write_stand_ins
@@ -77,8 +79,8 @@ def write_missing_documents(plan: DataPlan, shared: Shared | None = None) -> int
     """Write missing documents. Raises DataError if too much is unreadable, a split is empty, or a file changed meanwhile."""
     everything, digests = list(plan.components.values()), plan.digests
     train = held_out = 0
-    with held_all([component.documents.lock for component in everything if not component.documents.is_built]), one_cluster() as own:
-        missing = [component for component in everything if not component.documents.is_built]
+    with held_all([component.documents.lock for component in everything if not component.has_documents]), one_cluster() as own:
+        missing = [component for component in everything if not component.has_documents]
         if missing:
             _check_first_records(missing)
             for component in missing:
@@ -113,12 +115,9 @@ def write_missing_documents(plan: DataPlan, shared: Shared | None = None) -> int
                     )
             digests.keep()
 
-            buckets = {name: bucket_ranges(of_name) for name, of_name in records.items()}
-            shares = [(c.documents.folder, ranges, bucket) for c in missing for bucket, ranges in enumerate(buckets[c.name])]
-            distinct = iter(run_all("copies", find_copies, shares, shared=shared or own))
+            kept = _leave_out_copies(missing, records, shared or own)
             for c in missing:
-                kept = list(islice(distinct, len(buckets[c.name])))
-                manifest = finish_documents(c.name, c.source, c.listing, records[c.name], kept, c.documents.folder)
+                manifest = finish_documents(c.name, c.source, c.listing, records[c.name], kept[c.name], c.documents.folder)
                 train += manifest.train
                 held_out += manifest.held_out
     for component in everything:
@@ -127,6 +126,28 @@ def write_missing_documents(plan: DataPlan, shared: Shared | None = None) -> int
     if missing:
         say(f"{len(missing)} components: {train:,} documents to train on, {held_out:,} held out")
     return len(missing)
+
+
+def _leave_out_copies(
+    components: Sequence[ComponentPlan], records: Mapping[str, list[BundleRecord]], shared: Shared
+) -> dict[str, list[tuple[int, int]]]:
+    """Write the rows of the copies that each component leaves out. Return parts of the counts of other documents: training, held out."""
+    run = partial(run_all, shared=shared)
+    buckets = {name: list(enumerate(bucket_ranges(of_name))) for name, of_name in records.items()}
+    searched = [c for c in components if c.source.deduplicate is not None]
+    distinct = iter(
+        run("copies", find_copies, [(c.documents.folder, ranges, bucket) for c in searched for bucket, ranges in buckets[c.name]])
+    )
+    kept: dict[str, list[tuple[int, int]]] = {}
+    for c in components:
+        folder, of_name = c.documents.folder, records[c.name]
+        if c.source.deduplicate is None:
+            kept[c.name] = [keep_copies(folder, ranges, bucket) for bucket, ranges in buckets[c.name]]
+            continue
+        kept[c.name] = list(islice(distinct, len(buckets[c.name])))
+        if c.source.deduplicate == "near":
+            kept[c.name].append(find_near_copies(c.name, of_name, folder, evidence=c.near_copies, num_buckets=len(kept[c.name]), run=run))
+    return kept
 
 
 def _check_first_records(missing: Sequence[ComponentPlan]) -> None:
@@ -286,8 +307,8 @@ def _reuse_documents(component: ComponentPlan) -> None:
 
 
 def _reuse_shards(component: ComponentPlan, split: Split, tokenizer: Path) -> None:
-    """Link the shards of the largest finished cache with a smaller budget."""
-    if component.listing.budget is None:
+    """Link the shards of the largest finished cache with a smaller budget. More documents change which of them are near copies."""
+    if component.listing.budget is None or component.source.deduplicate == "near":
         return
     target = component.cache(split).folder
     versions = (read_by(component.source.described()), NORMALIZER, ENCODER, digest_of_file(tokenizer))

@@ -12,6 +12,7 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.storage import as_path, check_no_secret
 from phasewise.trainer.data.manifest import Split
 
+Deduplicate = Literal["exact", "near"]
 Format = Literal["jsonl", "parquet", "arrow", "text", "markdown", "paragraphs"]
 WITHOUT_FIELDS = ("text", "markdown", "paragraphs")  # formats whose documents have only text
 fsspec.register_implementation("hf", "phasewise.tasks.data.hub.Hub", clobber=True)  # by name, so that only users of the hub import it
@@ -56,6 +57,8 @@ class Source(Frozen):
         text_key: field with a document's text. A dot selects a field of an object.
         conversation: layout and template of conversations, instead of `text_key`.
         filters: a document must pass all filters.
+        deduplicate: `exact` leaves out documents that repeat the text of an earlier one, `near` documents that repeat most words of an
+            earlier one as well. None keeps every document.
         max_bad_fraction: limit for the share of unusable documents, and of files with faults.
         max_empty_fraction: limit for the share of documents, and of files, without text: null, `""`, white space, a conversation with an
             empty message or without an answer, a file without documents. They are left out and counted.
@@ -71,6 +74,7 @@ class Source(Frozen):
     conversation: Conversation | None = None
     filters: tuple[Filter, ...] = ()
     normalization: Normalization = Normalization()
+    deduplicate: Deduplicate | None = "exact"
     max_bad_fraction: float = Field(default=0.0, ge=0, le=1)
     max_empty_fraction: float = Field(default=0.5, ge=0, le=1)
 
@@ -102,8 +106,13 @@ class Source(Frozen):
         return f"{protocol}://{'/'.join([kind, owner, f'{name}@{self.revision}', *folders])}"
 
     def described(self) -> dict[str, Any]:
-        """The source in a manifest. The folder of local files is omitted, because a copy is the same source."""
+        """The source in a manifest. The folder of local files is omitted, because a copy is the same source.
+
+        `deduplicate` is omitted if it is `exact`, as in older manifests.
+        """
         fields = self.model_dump(mode="json")
+        if self.deduplicate == "exact":
+            del fields["deduplicate"]
         if self.url.startswith("file:") or "://" not in self.url:
             del fields["url"]
         return fields

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
+from phasewise.tasks.data.near_copies import read_near_copies
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.verify import check_caches, verify_component
 from phasewise.tasks.evaluation.settings import OwnBenchmark
@@ -22,7 +23,7 @@ from phasewise.trainer.data.manifest import Manifest, read_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import ComponentRows, DrawnRows, RowRule
 from phasewise.trainer.metrics import read_metrics
-from phasewise.validations.evidence.caches import cache_evidence, differences_evidence
+from phasewise.validations.evidence.caches import NearCount, cache_evidence, differences_evidence
 from phasewise.validations.evidence.health.evidence import health_evidence
 from phasewise.validations.evidence.leakage.scan import leakage_evidence, leaked_items
 from phasewise.validations.evidence.mixture import mixture_evidence, packing_evidence
@@ -67,8 +68,12 @@ def judge_phase_data(
     order, shifts = order_evidence(run, limits.order)
     packed = packing_evidence(run)
     expected = {name: scan_key(manifest.digest, scans.items.digest, limits.leakage) for name, manifest in manifests.items()}
+    near: dict[str, NearCount] = {}
+    for name in caches:
+        if (found := read_near_copies(plan.components[name])) is not None:
+            near[name] = NearCount(found.near_copies, [sample.in_words for sample in found.samples])
     evidence = DataEvidence(
-        caches=cache_evidence(caches),
+        caches=cache_evidence(caches, near),
         differences=differences_evidence({name: [one.as_json() for one in found] for name, found in differences.items()}, caches),
         mixture=mixture_evidence(
             MixtureSchedule.of_run(run),

@@ -111,7 +111,7 @@ def scan_caches(
 
 def scan_key(manifest_digest: str, items_digest: str, limits: LeakageLimits) -> str:
     """Return a digest of everything that decides the result of a scan."""
-    rule = limits.model_dump(mode="json", exclude={"max_items"})
+    rule = limits.model_dump(mode="json", exclude={"max_items", "max_held_out_percent"})
     return digest_of_json({"cache": manifest_digest, "items": items_digest, "rule": rule, "scanner": leakage_version()})
 
 

@@ -71,6 +71,21 @@ def test_as_many_items_as_allowed_may_leak(data_evidence: Build, tmp_path: Path)
         assert judge_data("s", evidence, limits=allowed, folder=tmp_path / "evidence").passes == (leaked == 1)
 
 
+@pytest.mark.parametrize(("from_held_out", "max_percent", "expected"), [
+    (True, None, "expect_leaked_items_within_limit"), (True, 4.0, "expect_held_out_within_limit"), (True, 5.0, None),
+    (False, 100.0, "expect_leaked_items_within_limit"),
+])  # fmt: skip
+def test_held_out_text_has_a_limit_of_its_own(
+    data_evidence: Build, tmp_path: Path, from_held_out: bool, max_percent: float | None, expected: str | None
+):
+    limits = DATA_LIMITS.but(leakage={**DATA_LIMITS.leakage.model_dump(), "max_held_out_percent": max_percent})
+    evidence = data_evidence(extra={"starcoderdata": [PLANTED]})  # one of 20 items
+    hits, percent = evidence.leakage["items_hit"], evidence.leakage["hit_percent"]
+    table = evidence.leakage.assign(benchmark_items_hit=hits * (not from_held_out), held_out_percent=percent * from_held_out)
+    verdict = judge_data("s", replace(evidence, leakage=table), limits=limits, folder=tmp_path / "evidence")
+    assert [reason.expectation for reason in verdict.reasons] == ([] if expected is None else [expected])
+
+
 def test_a_benchmark_of_which_much_leaks_is_reported_once(data_evidence: Build, judge: Judge):
     evidence = data_evidence(extra={"starcoderdata": [PLANTED]})
     leaked = pd.concat([evidence.leaked_items.assign(benchmark="gsm8k", item=str(number), files="test.json") for number in range(1319)])

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -13,8 +15,8 @@ from phasewise.trainer.data.manifest import read_manifest
 TEST_LIKE = re.compile(r"(?<![a-z])(tests?|testing|dev|val|valid|validation|eval|evaluation|held[-_]?out)(?![a-z])", re.IGNORECASE)
 FILES = " (files)"  # suffix of a manifest's reasons that count files instead of documents
 CACHE_COLUMNS = (
-    "component", "manifest_component", "split", "documents", "tokens", "shards", "left_out_percent", "left_out", "files_like_tests",
-    "names_like_tests", "manifest_digest", "folder",
+    "component", "manifest_component", "split", "documents", "tokens", "shards", "left_out_percent", "left_out", "near_copies",
+    "samples_of_near_copies", "files_like_tests", "names_like_tests", "manifest_digest", "folder",
 )  # fmt: skip
 DIFFERENCE_COLUMNS = ("component", "what", "kind", "file", "expected", "found", "what_to_do", "folder", "manifest_digest")
 DIFFERENCE_KINDS = {
@@ -28,12 +30,24 @@ DIFFERENCE_KINDS = {
 HAND_OFF_COLUMNS = ("name", "declared", "found", "before", "after", "status")
 
 
-def cache_evidence(caches: Mapping[str, str | Path]) -> pd.DataFrame:
-    """Build a row per cache (component → folder) from its manifest, without reading shards."""
+class NearCount(NamedTuple):
+    """The number of near copies that a component left out, and samples in words."""
+
+    documents: int
+    samples: Sequence[str]
+
+
+def cache_evidence(caches: Mapping[str, str | Path], near_copies: Mapping[str, NearCount] = MappingProxyType({})) -> pd.DataFrame:
+    """Build a row per cache (component → folder) from its manifest, without reading shards.
+
+    `near_copies`: component → near copies, which its manifest counts as copies.
+    """
     rows: list[dict[str, object]] = []
     for component, folder in caches.items():
         manifest = read_manifest(as_path(folder))
-        left_out = {reason: count for reason, count in manifest.left_out.items() if count and not reason.endswith(FILES)}
+        near, samples = near_copies.get(component, NearCount(0, ()))
+        counts = {**manifest.left_out, "copy": manifest.left_out.get("copy", 0) - near, "near copy": near}
+        left_out = {reason: count for reason, count in counts.items() if count and not reason.endswith(FILES)}
         total = sum(left_out.values())
         like_tests = names_like_tests(file.name for file in manifest.sources)
         reasons = [f"{count:,} for {reason}" for reason, count in sorted(left_out.items(), key=lambda entry: -entry[1])]
@@ -47,6 +61,8 @@ def cache_evidence(caches: Mapping[str, str | Path]) -> pd.DataFrame:
                 "shards": len(manifest.shards),
                 "left_out_percent": 100 * total / max(1, total + manifest.documents),
                 "left_out": ", ".join(reasons) or "none",
+                "near_copies": near,
+                "samples_of_near_copies": name_some(samples) or "none",
                 "files_like_tests": len(like_tests),
                 "names_like_tests": name_some(like_tests),
                 "manifest_digest": manifest.digest,

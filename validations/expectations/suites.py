@@ -132,6 +132,7 @@ def _data_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check, 
         "drawn_with_rows": drawn_with_rows,
         "drawn_with_rows_words": ", ".join(drawn_with_rows),
         "judged_manifests": sorted(tables["caches"]["manifest_digest"]) if "manifest_digest" in tables["caches"] else [],
+        "leak_column": "items_hit" if limits.leakage.max_held_out_percent is None else "benchmark_items_hit",
         "leak_asks": "No test item is in the training data." if max_items == 0 else "Few test items are in the training data.",
         "leaked_rows": leaked,
         "max_leaked_rows": None if leaked else 0,
@@ -257,7 +258,7 @@ SUITES = {
     for suite in (
         Suite(
             DATA_SUITE,
-            4,
+            5,
             ("caches", "differences", "mixture", "leakage", "leaked_items", "order", "shifts", "packing", "hand_off"),
             _data_checks,
             ("caches.py", "mixture.py", "leakage/*.py", "order/*.py"),

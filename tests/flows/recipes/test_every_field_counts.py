@@ -120,7 +120,7 @@ EDITS: dict[str, Any] = {
     "measure": "characters", "roles": {"human": "user", "gpt": "assistant"}, "prompt": "other", "context": "other",
     **dict.fromkeys(("best_by", "conversation.system", "unicode"), lambda before: None),
     "template": "trinity", "line_ends": "keep", "trailing_spaces": "strip", "pins.component": "starcoderdata", "split": "held_out",
-    "digest": "1" * 64, "accepts.table": "leakage", "approvable.table": "leakage", "accepts.check": "expect_bananas",
+    "deduplicate": "near", "digest": "1" * 64, "accepts.table": "leakage", "approvable.table": "leakage", "accepts.check": "expect_bananas",
     "approvable.check": "expect_share_error_within_limit", "where": {"permutation": "feistel"}, "accepts.phases": ["first"],
     "approvable.phases": ["first"], "tokenizer.name": "somebody/something", "tokenizer.components": ["starcoderdata"],
 }  # fmt: skip

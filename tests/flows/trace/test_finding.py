@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 
 from phasewise.flows.cli import trace as command
+from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.trace import document_search
-from tests.flows.trace.world import World
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.identity import digest_of_bytes
+from tests.flows.trace.world import World, prepare, traced_recipe, write_sources
 
 
 def texts(world: World, component: str, part: str = "one") -> list[str]:
@@ -38,6 +41,28 @@ def test_a_passage_is_found_inside_a_document_with_the_tokens_that_hold_it(world
     holding = [row for row in rows if range(max(span.start, row["offset"]), min(span.stop, row["offset"] + row["tokens"]))]
     assert [(row["step"], row["row"]) for row in answer["rows"]] == [(row["step"], row["row"]) for row in holding]
     assert all(row["text"].rstrip("…") in whole for row in answer["rows"])
+
+
+def test_a_near_copy_names_the_document_that_is_kept(tmp_path: Path):
+    write_sources(tmp_path / "text")
+    original = " ".join(f"{word}{number}" for number in range(30) for word in ("lantern", "harbour", "orchard"))
+    copy = original.replace("lantern7", "window")
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in (original, copy))
+    (tmp_path / "text" / "flan" / "one" / "more.jsonl").write_text(lines, encoding="utf-8")
+    raw = traced_recipe(tmp_path / "text").model_dump(mode="json")
+    raw["sources"]["flan"]["deduplicate"] = "near"
+    world = World(tmp_path / "near.json", Home.open(str(tmp_path / "home")))
+    world.recipe.write_text(json.dumps(raw))
+    prepare(Recipe.model_validate(raw), world.home)
+    (tmp_path / "copy").write_text(copy)
+    ids = [digest_of_bytes(text.encode())[:16] for text in (copy, original)]
+    said = f"flan left out document {ids[0]} of one/more.jsonl as a near copy of document {ids[1]} of one/more.jsonl: they have 99%"
+    for arguments in (["--text", str(tmp_path / "copy")], ["--document", ids[0]]):
+        code, _, err = world.invoke("", *arguments)
+        assert code == 1
+        assert said in " ".join(err.split())
+    (tmp_path / "copy").write_text(original)
+    assert world.invoke("", "--text", str(tmp_path / "copy"))[0] == 0
 
 
 def test_a_file_of_several_documents_says_that_it_was_looked_for_as_one(world: World, tmp_path: Path):

@@ -80,7 +80,8 @@ def write_sources(folder: Path) -> None:
 def prepare(recipe: Recipe, home: Home) -> DataPlan:
     plan = data_plan(recipe, home)
     for component in plan.components.values():
-        write_documents(component.source, component.documents.folder, max_part_bytes=1 << 13)
+        evidence = component.near_copies if component.source.deduplicate == "near" else None
+        write_documents(component.source, component.documents.folder, 1 << 13, evidence)
     texts = (split_texts(plan.components[name].documents.folder, "train") for name in plan.tokenizer_components)
     train_tokenizer(texts, VOCAB_SIZE, plan.tokenizer)
     for component in plan.components.values():

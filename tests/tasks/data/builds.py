@@ -6,11 +6,13 @@ from pathlib import Path
 
 from fsspec.implementations.memory import MemoryFileSystem
 
+from experiments.near_copies import one_by_one
 from phasewise.tasks.data import documents
 from phasewise.tasks.data.caches import encode_part, finish_cache
 from phasewise.tasks.data.documents import Bundle, DocumentsManifest, bucket_ranges, find_copies, finish_documents, read_to_parts
 from phasewise.tasks.data.filters import LengthBias
 from phasewise.tasks.data.listing import Listing, fingerprint
+from phasewise.tasks.data.near_copies import find_near_copies
 from phasewise.tasks.data.reading import pieces_of
 from phasewise.tasks.data.source import Source
 from phasewise.trainer.data.manifest import Manifest, Split
@@ -20,10 +22,12 @@ def bundles(source: Source, listing: Listing) -> tuple[Bundle, ...]:
     return tuple(Bundle("web", source, (piece,), number) for number, piece in enumerate(pieces_of(source, listing.files)))
 
 
-def write_documents(source: Source, folder: Path, max_part_bytes: int = 1 << 20) -> DocumentsManifest:
+def write_documents(source: Source, folder: Path, max_part_bytes: int = 1 << 20, evidence: Path | None = None) -> DocumentsManifest:
     listing = fingerprint(source)
     records = [read_to_parts(bundle, max_part_bytes, folder) for bundle in bundles(source, listing)]
     kept = [find_copies(folder, ranges, bucket) for bucket, ranges in enumerate(bucket_ranges(records))]
+    if evidence is not None:
+        kept.append(find_near_copies("web", records, folder, evidence=evidence, num_buckets=len(kept), run=one_by_one))
     return finish_documents("web", source, listing, records, kept, folder)
 
 

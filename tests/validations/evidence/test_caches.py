@@ -5,7 +5,7 @@ import pytest
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.validations.evidence import caches as caches_module
-from phasewise.validations.evidence.caches import cache_evidence, differences_evidence, hand_off_evidence, names_like_tests
+from phasewise.validations.evidence.caches import NearCount, cache_evidence, differences_evidence, hand_off_evidence, names_like_tests
 from tests.validations.conftest import PROSE, CacheMaker
 
 
@@ -24,6 +24,9 @@ def test_every_document_that_is_left_out_counts(caches: CacheMaker):
     write_manifest(folder, read_manifest(folder).but(left_out=counts))
     row = cache_evidence({"wiki": folder}).iloc[0]
     assert (row.left_out_percent, row.left_out) == (90.0, "20 for copy, 7 for filter words")
+    row = cache_evidence({"wiki": folder}, {"wiki": NearCount(12, ["b.txt like a.txt (83%)"])}).iloc[0]
+    assert (row.left_out_percent, row.left_out) == (90.0, "12 for near copy, 8 for copy, 7 for filter words")
+    assert (row.near_copies, row.samples_of_near_copies) == (12, "b.txt like a.txt (83%)")
 
 
 def test_no_shard_is_read_and_a_folder_without_a_manifest_is_refused(caches: CacheMaker, tmp_path: Path):

@@ -28,7 +28,7 @@ from phasewise.validations.limits import LeakageLimits
 
 TABLE_COLUMNS = (
     "component", "benchmark", "items", "items_hit", "hit_percent", "documents_hit", "tokens_hit", "files", "documents_scanned",
-    "items_out_of_reach", "scan_key", "expected_scan_key",
+    "items_out_of_reach", "benchmark_items_hit", "held_out_percent", "scan_key", "expected_scan_key",
 )  # fmt: skip
 LEAKED_ITEM_COLUMNS = (
     "component", "benchmark", "item", "part", "score", "documents", "files", "document", "excerpt", "start", "end",
@@ -330,9 +330,11 @@ def leakage_evidence(
 ) -> pd.DataFrame:
     """Build a row per component and benchmark.
 
-    `tokens_hit`: tokens of the documents with hits. `items_out_of_reach`: items too similar to ordinary text. A scan key is the digest of a
-    scan's bytes, items, rules and code. `expected_scan_keys` has the cache to train on for every component.
+    `tokens_hit`: tokens of the documents with hits. `items_out_of_reach`: items too similar to ordinary text. `benchmark_items_hit`: found
+    items, or 0 for items from held-out text. `held_out_percent`: share of found items from held-out text, or 0 for other items. A scan key
+    is the digest of a scan's bytes, items, rules and code. `expected_scan_keys` has the cache to train on for every component.
     """
+    written = {benchmark for (benchmark, _), is_excerpt in zip(index.names, index.is_excerpt, strict=True) if not is_excerpt}
     unreachable: dict[str, int] = {}
     for item in np.flatnonzero(build_rules(index, limits).out_of_reach & index.is_counted).tolist():
         benchmark = index.names[item][0]
@@ -355,6 +357,8 @@ def leakage_evidence(
                     "files": name_some(sorted({hit.file for hit in hits})),
                     "documents_scanned": scan.documents if scan else 0,
                     "items_out_of_reach": unreachable.get(benchmark, 0),
+                    "benchmark_items_hit": items_hit if benchmark in written else 0,
+                    "held_out_percent": 0.0 if benchmark in written else 100 * items_hit / items,
                     "scan_key": scan_keys.get(component, "none"),
                     "expected_scan_key": expected,
                 }

@@ -39,7 +39,7 @@ def table() -> dict[tuple[str, str], dict[str, object]]:
 def test_a_component_that_was_hit_counts_items_documents_and_tokens_once() -> None:
     row = table()["web", "birds"]
     assert list(row.values()) == [
-        "web", "birds", 4, 2, 50.0, 3, 101 + 104 + 104, "a.jsonl, b.jsonl", 50, 0, "key-web", "key-web",
+        "web", "birds", 4, 2, 50.0, 3, 101 + 104 + 104, "a.jsonl, b.jsonl", 50, 0, 2, 0.0, "key-web", "key-web",
     ]  # fmt: skip
     ponds = table()["web", "ponds"]
     assert (ponds["items"], ponds["items_hit"], ponds["tokens_hit"], ponds["files"]) == (2, 1, 107, "a.jsonl")
@@ -68,3 +68,14 @@ def test_each_leaked_item_has_one_row_with_its_clearest_hit() -> None:
     assert leaked_items({"web": many})["documents"].tolist() == ["0, 1, 2, 3, 4 and 3 more"]
     nothing = leaked_items({"books": SCANS["books"]})
     assert (len(nothing), tuple(nothing.columns)) == (0, LEAKED_ITEM_COLUMNS)
+
+
+def test_the_share_of_held_out_text_is_apart_from_the_items_of_benchmarks() -> None:
+    excerpt = BenchmarkItem("held-out web", "held-out web", "page", QUESTION.format("gull"), is_excerpt=True)
+    index = LeakageIndex.build([excerpt, BenchmarkItem("birds", "birds", "wren", QUESTION.format("wren"))])
+    scan = Scan(documents=2, bytes=9, hits=(hit(1, "page", benchmark="held-out web"), hit(1, "wren")))
+    found = leakage_evidence({"web": scan}, index, LIMITS, scan_keys={"web": "key"}, expected_scan_keys={"web": "key"})
+    assert found.set_index("benchmark")[["benchmark_items_hit", "held_out_percent"]].to_dict("index") == {
+        "birds": {"benchmark_items_hit": 1, "held_out_percent": 0.0},
+        "held-out web": {"benchmark_items_hit": 0, "held_out_percent": 100.0},
+    }
