@@ -131,6 +131,8 @@ def scheduler() -> Iterator[str]:
         dask.config.set(WORKERS),
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.ERROR) as cluster,
     ):
+        for handler in logging.getLogger().handlers:  # Dask silences them all, also those by which pytest takes what other tests log
+            handler.setLevel(logging.NOTSET)
         yield str(cluster.scheduler_address)  # pyright: ignore[reportAttributeAccessIssue]  # typed as awaitable or not
 
 
