@@ -22,13 +22,16 @@ TOGETHER = (OPERATED, SERVED, ("end_to_end/data/",), ("tasks/report/card/",), ("
 LONGEST = (
     *OPERATED,
     *SERVED,
-    "end_to_end/test_own_text.py",
-    "trainer/test_killed.py",
-    "end_to_end/data/test_killed.py",
     "tasks/report/card/test_on_a_store.py",
-    "trainer/test_roll_back.py",
-    "trainer/preflight/test_compiler.py",
+    "tasks/training/test_launchers.py",
+    "end_to_end/data/test_killed.py",
+    "deployments/test_site_browser.py",
+    "trainer/test_killed.py",
+    "trainer/test_sharding.py",
+    "trainer/test_packed_loss.py",
+    "test_hostile_files.py",
     "end_to_end/test_bison.py",
+    "trainer/test_roll_back.py",
 )
 """Files that take longest. They come first: begun last, one of them would run while nothing is left to run beside it."""
 
