@@ -189,5 +189,5 @@ def test_exported_pages_work_from_the_disk(open_page: Open, home: Home, tmp_path
     seen.page.get_by_role("link", name="tiger").click()
     seen.page.get_by_role("link", name="on its data").click()
     assert "Refused" in seen.page.locator(".status").first.inner_text()
-    assert seen.page.evaluate("getComputedStyle(document.querySelector('main')).maxWidth") == "1180px"
+    seen.page.wait_for_function("getComputedStyle(document.querySelector('main')).maxWidth == '1180px'")
     assert (seen.console, seen.elsewhere) == ([], [])
