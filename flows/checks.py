@@ -13,6 +13,8 @@ from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.tasks.training.select_launcher import chosen_kind
 from phasewise.trainer.base.errors import ConfigError, DataError, RecipeError
+from phasewise.trainer.base.wording import plural
+from phasewise.trainer.config.execution import check_sinks
 
 
 def check_declared(recipe: Recipe, phases: Iterable[Phase]) -> None:
@@ -65,8 +67,8 @@ def check_meshes(recipe: Recipe, phases: Iterable[Phase]) -> None:
             devices = machine_here().devices if name == LOCAL_SLICE else find_slice(name).devices
             if mesh.devices not in (devices, 1):
                 raise RecipeError(
-                    f"phase {phase.name} of {recipe.run_name}: execution.mesh: expected {devices} devices, as the slice {name} has, found "
-                    f"{mesh.devices}. Change the mesh or the slice."
+                    f"phase {phase.name} of {recipe.run_name}: execution.mesh: expected {plural(devices, 'device')}, as the slice {name} "
+                    f"has, found {mesh.devices}. Change the mesh or the slice."
                 )
         try:
             check_mesh(mesh, phase.model)
@@ -74,6 +76,16 @@ def check_meshes(recipe: Recipe, phases: Iterable[Phase]) -> None:
                 check_batch(mesh, phase.execution.microbatch_sequences or size, f"the batch from step {step}")
         except ConfigError as error:
             raise RecipeError(f"phase {phase.name} of {recipe.run_name}: {error}") from None
+
+
+def check_installed_sinks(phases: Iterable[Phase]) -> None:
+    """Raise ConfigError if a phase that trains on this machine names a sink whose package is not installed."""
+    for phase in phases:
+        if any(name == LOCAL_SLICE for _, name in phase.slice.within(phase.start_step, phase.stop_step)):
+            try:
+                check_sinks(phase.instrumentation)
+            except ConfigError as error:
+                raise ConfigError(f"phase {phase.name}: {error}") from None
 
 
 def check_slices(recipe: Recipe, phases: Iterable[Phase]) -> None:

@@ -1,4 +1,4 @@
-"""Rows of `metrics.jsonl` from the measurements of an update, and copies in TensorBoard and Weights & Biases.
+"""Rows of `metrics.jsonl` from the measurements of an update, and copies in TensorBoard, Weights & Biases and MLflow.
 
 Every copy has one point per step, also in a resumed run.
 """
@@ -12,7 +12,8 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from phasewise.trainer.base.errors import TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import AdamC, RunConfig
 from phasewise.trainer.flops import peak_flops, step_flops
 from phasewise.trainer.instability import Unstable
@@ -37,6 +39,8 @@ MUST_BE_FINITE = ("loss", "grad_norm", "param_norm")
 EVENTS_PREFIX = "events.out.tfevents"
 RECORD_HEADER = struct.Struct("<QI")
 RECORD_FOOTER_BYTES = 4
+MAX_METRICS = 1000
+"""Metrics of one request that MLflow accepts."""
 
 
 class Recorder(AbstractContextManager["Recorder"]):
@@ -60,7 +64,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._peak = peak_flops(jax.devices()[0].device_kind, run.model.compute_dtype)
         self._groups, self._slots, self._expert_layers = groups(run.model), slot_names(run.model), expert_layers(run.model)
         self._file: MetricsFile | None = None
-        self._sinks: list[TensorBoardSink | WandbSink] = []
+        self._sinks: list[Sink] = []
         path = RunFolder(run.output).metrics
         if is_first():  # all processes have the same values, and all of them stop at NaN
             with alone():
@@ -289,7 +293,61 @@ class WandbSink:
         os.pwrite(self._sent.fileno(), f'{{"id": "{self._id}", "step": {step:>15}}}\n'.encode(), 0)
 
 
-Sink = TensorBoardSink | WandbSink
+class MlflowSink:
+    """Metrics of one MLflow run over all attempts. `mlflow.json` in the run's folder has its id and the last step sent.
+
+    Rows that the server does not accept wait for the next row, or for the next attempt. Raises TrainingError if the server does not
+    accept the run.
+    """
+
+    def __init__(self, run: RunConfig) -> None:
+        for name, value in (("MAX_RETRIES", "1"), ("TIMEOUT", "10")):  # an update must not wait for minutes
+            os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{name}", value)
+        mlflow: Any = import_module("mlflow")
+        self._metric, self._error = mlflow.entities.Metric, mlflow.exceptions.MlflowException
+        self._client = mlflow.MlflowClient(tracking_uri=run.instrumentation.mlflow)
+        self._path = RunFolder(run.output).mlflow
+        found: dict[str, Any] = json.loads(self._path.read_text()) if self._path.exists() else {"step": 0}
+        self.last_step, self._sent, self._waiting = int(found["step"]), int(found["step"]), list[Row]()
+        name = f"{run.recipe}/{run.scale}/{run.phase}"
+        try:
+            if "id" not in found:
+                experiment = self._client.get_experiment_by_name(run.recipe)
+                number = experiment.experiment_id if experiment else self._client.create_experiment(run.recipe)
+                found["id"] = self._client.create_run(number, run_name=name, tags={"run_digest": run.digest}).info.run_id
+            self._client.update_run(found["id"], status="RUNNING")
+        except self._error as error:
+            raise TrainingError(
+                f"MLflow at {run.instrumentation.mlflow} could not be opened for phase {run.phase}: {error}. Start its server, or set "
+                "instrumentation.mlflow to null."
+            ) from error
+        self._id = str(found["id"])
+        self._note()
+
+    def write(self, row: Row) -> None:
+        """Send the waiting rows and this row."""
+        self._waiting.append(row)
+        self.last_step = row["step"]
+        with suppress(self._error):
+            while self._waiting:
+                first, now = self._waiting[0], int(1000 * time.time())
+                metrics = [self._metric(name, value, now, first["step"]) for name, value in first.items() if name != "step"]
+                for start in range(0, len(metrics), MAX_METRICS):
+                    self._client.log_batch(self._id, metrics=metrics[start : start + MAX_METRICS])
+                self._waiting.pop(0)
+                self._sent = first["step"]
+                self._note()
+
+    def close(self) -> None:
+        """End the run."""
+        with suppress(self._error):
+            self._client.set_terminated(self._id)
+
+    def _note(self) -> None:
+        write_json(self._path, {"id": self._id, "step": self._sent})
+
+
+Sink = TensorBoardSink | WandbSink | MlflowSink
 
 
 def open_sinks(run: RunConfig) -> list[Sink]:
@@ -299,6 +357,8 @@ def open_sinks(run: RunConfig) -> list[Sink]:
         sinks.append(TensorBoardSink(RunFolder(run.output).tensorboard))
     if run.instrumentation.wandb != "off":
         sinks.append(WandbSink(run))
+    if run.instrumentation.mlflow is not None:
+        sinks.append(MlflowSink(run))
     return sinks
 
 

@@ -3,7 +3,6 @@
 import os
 import sys
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.checkpoints.checkpointer import check_resume
 from phasewise.trainer.config import RunConfig
+from phasewise.trainer.config.execution import check_sinks
 from phasewise.trainer.kernels.attention import check_kernel
 from phasewise.trainer.loop import Guards, Moves, Preempted, train
 from phasewise.trainer.process import distributed
@@ -80,16 +80,7 @@ def execute(run: RunConfig) -> dict[str, Any]:
     """Check the verdict, train, and write `result.json`."""
     if os.environ.get(CHECKPOINT_STORE_VARIABLE):
         check_without_shared_folder(run)
-    instrumentation = run.instrumentation
-    for extra, module, is_wanted in (
-        ("tensorboard", "tensorboardX", instrumentation.tensorboard),
-        ("wandb", "wandb", instrumentation.wandb != "off"),
-    ):
-        if is_wanted and find_spec(module) is None:
-            raise ConfigError(
-                f"instrumentation.{extra} needs the package {module}, which is not installed here: "
-                f"pip install 'phasewise[{extra}]', or turn it off."
-            )
+    check_sinks(run.instrumentation)
     check_kernel(run.execution.attention, jax.default_backend(), run.model, context=run.execution.mesh.context)
     check_verdict(run)
     check_resume(run)

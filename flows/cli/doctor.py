@@ -22,7 +22,7 @@ BREAKS = {
     "sqlalchemy": "the scheduler of Prefect 3.8 ends at every insert with it, and no schedule fires",
 }
 """Package → the known fault of versions outside the supported range."""
-EXTRAS = ("tensorboard", "wandb", "s3", "azure", "card", "gke", "tpu-vm", "tpu")
+EXTRAS = ("tensorboard", "wandb", "mlflow", "s3", "azure", "card", "gke", "tpu-vm", "tpu")
 MIN_FREE_GIB = 10
 
 

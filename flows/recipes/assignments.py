@@ -80,6 +80,7 @@ def assigned(recipe: Recipe) -> Recipe:
     raw = recipe.model_dump(mode="json")
     for phase in raw["phases"]:
         phase.setdefault("execution", ExecutionSettings().model_dump(mode="json"))
+        phase["instrumentation"].setdefault("mlflow", None)
     for setting in of_values:
         _assign(raw, setting, recipe)
     stops = {phase["name"]: phase["stop_step"] for phase in raw["phases"]}

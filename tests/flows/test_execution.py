@@ -91,17 +91,19 @@ def test_a_recipe_states_execution_over_the_plan_and_keeps_its_digest(
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        (['kestrel.execution.mesh={"fsdp": 2}'], "execution.mesh: expected 1 devices, as the slice local has, found 2. Change the mesh"),
+        (['kestrel.execution.mesh={"fsdp": 2}'], "execution.mesh: expected 1 device, as the slice local has, found 2. Change the mesh"),
         (['kestrel.execution.mesh={"tensor": 2}', "*.slice=cpu-2", "kestrel.model.num_kv_heads=1"], "tensor of execution.mesh must divide"),
         (['kestrel.execution.mesh={"fsdp": 2}', "*.slice=cpu-2", "kestrel.batch=3", "ocelot.batch=3"], "must divide the batch from step 0"),
         (["kestrel.execution.microbatch_sequences=5", "*.batch=6"], "expected a divisor of the batch of 6 sequences from step 0, found 5"),
         (["kestrel.execution.remat=half"], "kestrel.execution.remat"),
+        (["kestrel.instrumentation.mlflow=sqlite:///m.db"], "phase kestrel: instrumentation.mlflow needs the package mlflow"),
     ],
 )  # fmt: skip
 def test_a_stated_execution_that_does_not_fit_is_refused(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], reason: str
 ):
     monkeypatch.setattr("phasewise.tasks.training.execution.machine_here", lambda: CPU)
+    monkeypatch.setattr("phasewise.trainer.config.execution.find_spec", lambda _name: None)
     declares = 'ocelot.start.declares=["rope", "learning_rate", "optimizer", "ema"]'
     given = [*settings, declares] if any("batch=" in one for one in settings) else settings
 

@@ -16,6 +16,7 @@ from phasewise.trainer.run import main
 from tests.trainer.conftest import MakeRun
 
 needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboardX") is None, reason="the extra 'tensorboard' is not installed")
+needs_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="the extra 'mlflow' is not installed")
 needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="the extra 'wandb' is not installed")
 
 
@@ -54,12 +55,12 @@ def test_a_sink_gets_what_it_does_not_have():
     assert (ahead.steps, behind.steps) == ([5, 6], [2, 3, 4, 5, 6])
 
 
-@pytest.mark.parametrize("extra", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("extra", ["tensorboard", "wandb", "mlflow"])
 def test_a_missing_extra_is_refused_before_any_work(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], extra: str
 ):
-    monkeypatch.setattr("phasewise.trainer.run.find_spec", lambda name: None)
-    run = make_run(f"without {extra}", instrumentation={extra: "offline" if extra == "wandb" else True})
+    monkeypatch.setattr("phasewise.trainer.config.execution.find_spec", lambda name: None)
+    run = make_run(f"without {extra}", instrumentation={extra: {"wandb": "offline", "mlflow": "sqlite:///x"}.get(extra, True)})
     write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
     assert main([str(Path(run.output) / "run.json")]) == 2
     said = capsys.readouterr().err
@@ -98,6 +99,41 @@ def test_an_event_that_a_kill_cut_short_is_sent_again(make_run: MakeRun, cut: in
     (sink,) = open_sinks(run)
     assert sink.last_step == 3
     sink.close()
+
+
+@needs_mlflow
+def test_mlflow_has_every_point_once_over_three_attempts_and_rows_wait_for_its_server(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]  # an extra
+    from mlflow.exceptions import MlflowException  # pyright: ignore[reportMissingImports]  # an extra
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    run = make_run("in mlflow", instrumentation={"mlflow": uri})
+    deliver(run, range(1, 5))
+    (sink,) = open_sinks(run)
+
+    def away(*_: object, **__: object) -> None:
+        raise MlflowException("the server is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_batch", away)
+        send([sink], rows(range(1, 6)))
+    send([sink], rows(range(5, 7)))  # the waiting row, then this one
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_batch", away)
+        send([sink], rows(range(7, 8)))
+        sink.close()
+    deliver(run, range(5, 9))
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name(run.recipe)
+    assert experiment
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.tags["run_digest"] == run.digest
+    history = {name: client.get_metric_history(found.info.run_id, name) for name in ("loss", "grad_norm", "skipped")}
+    assert sum(len(values) for values in history.values()) == len(points(range(1, 9)))
+    assert {(one.step, name): round32(one.value) for name, values in history.items() for one in values} == points(range(1, 9))
 
 
 @needs_wandb

@@ -63,6 +63,7 @@ class RunFolder:
         self.roll_calls = path / ROLL_CALL_NAME  # a folder for each attempt
         self.tensorboard = path / "tensorboard"
         self.weights_and_biases = path / "wandb"
+        self.mlflow = path / "mlflow.json"  # the run in MLflow, and the last step sent
 
     @property
     def compilation_cache(self) -> Path:

@@ -1,9 +1,11 @@
 """Execution of a run. These settings change neither its batches nor its intended computation."""
 
+from importlib.util import find_spec
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
 
 BLOCK_INPUT, ATTENTION = "block_input", "attention"
@@ -109,3 +111,18 @@ class Instrumentation(Frozen):
     layer_norms_every: int | None = Field(default=None, gt=0)
     tensorboard: bool = False
     wandb: Literal["off", "offline", "online"] = "off"
+    mlflow: str | None = Field(default=None, min_length=1, exclude_if=lambda uri: uri is None)  # tracking URI
+
+
+def check_sinks(instrumentation: Instrumentation) -> None:
+    """Raise ConfigError if the package of a sink is not installed."""
+    for extra, module, is_wanted in (
+        ("tensorboard", "tensorboardX", instrumentation.tensorboard),
+        ("wandb", "wandb", instrumentation.wandb != "off"),
+        ("mlflow", "mlflow", instrumentation.mlflow is not None),
+    ):
+        if is_wanted and find_spec(module) is None:
+            raise ConfigError(
+                f"instrumentation.{extra} needs the package {module}, which is not installed here: "
+                f"pip install 'phasewise[{extra}]', or turn it off."
+            )

@@ -36,7 +36,7 @@ MAY_CHANGE = (
     "until_step",
     *(f"execution.{name}" for name in DECIDES_BITS),  # change the computation of an update, not its result
     *(f"execution.{name}" for name in ("stall_seconds", "step_stall_seconds", "save_stall_seconds", "restore_stall_seconds")),
-    *(f"instrumentation.{name}" for name in ("layer_norms_every", "tensorboard", "wandb")),
+    *(f"instrumentation.{name}" for name in ("layer_norms_every", "tensorboard", "wandb", "mlflow")),
     "evaluation",
     *(f"checkpoints.{name}" for name in ("every_steps", "every_minutes", "keep_all", "at_steps")),
     "verdict",  # a path: the trainer reads the verdict at each start

@@ -275,6 +275,8 @@ class World:
             mesh, kept = {"replica": 1, "fsdp": 1, "tensor": 1, "expert": 1, "context": 1}, {"on_device": ["query"], "on_host": []}
             kernels = {"attention": "xla", "expert_kernel": "padded"}
             phase["execution"] = {"mesh": mesh, "remat": kept, **kernels, "microbatch_sequences": 8, "loss_chunk_tokens": 64}
+        if path.endswith("mlflow"):
+            phase["instrumentation"]["mlflow"] = "sqlite:///first.db"
         if ".recovery" in path:
             limit = {"window": 16, "min_samples": 8, "sigmas": 6.0}
             phase["recovery"] = {"action": "roll_back", "max_loss": limit, "checkpoints_back": 1, "steps_more": 0, "max_times": 2}
