@@ -132,7 +132,7 @@ Start = Annotated[
 
 
 class EvaluationSettings(Frozen):
-    """The evaluation at the end of a phase, and the held-out loss during training.
+    """The evaluation at the end of a phase and of kept checkpoints, and the held-out loss during training.
 
     Attributes:
         include: folder of own benchmarks, as YAML of lm-eval or as JSON lines with question and answer.
@@ -141,6 +141,7 @@ class EvaluationSettings(Frozen):
         loss_every_steps: steps between measurements of the loss. None is never.
         loss_sequences: rows of each component for the loss.
         renderings: test items under two renderings, for `gates.model.exposure_error_rate`.
+        every_steps: also evaluate the kept checkpoints at multiples of this number, after training. None evaluates only the end.
         held_out: file or folder of own text outside the training data. The gate compares bits per byte of each file and folder in it.
     """
 
@@ -151,6 +152,7 @@ class EvaluationSettings(Frozen):
     loss_sequences: int = Field(gt=0)
     renderings: Renderings | None = None
     held_out: str | None = Field(default=None, min_length=1)
+    every_steps: int | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _uses_include(self) -> "EvaluationSettings":
@@ -161,7 +163,7 @@ class EvaluationSettings(Frozen):
     @property
     def measured(self) -> Measured:
         """The measurements at the end of the phase."""
-        names = ("benchmarks", "held_out_tokens", "renderings", "include", "held_out")
+        names = ("benchmarks", "held_out_tokens", "renderings", "include", "held_out", "every_steps")
         return Measured(**{name: getattr(self, name) for name in names})
 
 
@@ -305,6 +307,13 @@ class Phase(Frozen):
             raise ValueError(
                 f"phase {self.name} limits errors on needles (gates.model.needle_error_rate) without a needle: add one to "
                 f"evaluation.benchmarks, for example niah:{self.model.seq_len}, or take the limit out"
+            )
+        every = self.evaluation.every_steps
+        points = range(self.start_step - self.start_step % every + every, self.stop_step, every) if every else ()
+        if unkept := [step for step in points if not self.checkpoints.keeps(step)]:
+            raise ValueError(
+                f"phase {self.name}: evaluation.every_steps {every} expects kept checkpoints at its multiples, found none at step "
+                f"{unkept[0]}. Set checkpoints.keep_all with checkpoints.every_steps {every}, or take every_steps out"
             )
         if (self.evaluation.renderings is None) != (self.gates.model.exposure_error_rate is None):
             raise ValueError(

@@ -361,15 +361,17 @@ def evaluated(
     renderings: Renderings | None = None,
     include: str | None = None,
     held_out: str | None = None,
+    every_steps: int | None = None,
 ) -> EvaluationSettings:
-    """Benchmarks and held-out bits per byte at the end of a phase, and the held-out loss during training.
+    """Benchmarks and held-out bits per byte at the end of a phase and of kept checkpoints, and the held-out loss during training.
 
     Args:
         held_out_tokens: text of each component for bits per byte. None is all held-out text.
         loss_sequences: held-out rows of each component for the loss.
         renderings: test items under two renderings, together with `exposure_error_rate` in `gates`.
         include: folder of own benchmarks, as YAML of lm-eval or as JSON lines with question and answer.
-        held_out: file or folder of own text outside the training data, for the gate."""
+        held_out: file or folder of own text outside the training data, for the gate.
+        every_steps: also evaluate the kept checkpoints at multiples of this number."""
     return EvaluationSettings(
         benchmarks=tuple(benchmarks),
         held_out_tokens=held_out_tokens,
@@ -378,6 +380,7 @@ def evaluated(
         renderings=renderings,
         include=include,
         held_out=held_out,
+        every_steps=every_steps,
     )
 
 

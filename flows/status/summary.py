@@ -21,6 +21,7 @@ from phasewise.tasks.report.contents import (
     BenchmarkReport,
     MeasuredReport,
     PhaseReport,
+    Points,
     RecordReport,
     Report,
     RollBackReport,
@@ -117,6 +118,18 @@ def measured_of(record: PhaseRecord, folder: Path) -> tuple[MeasuredReport, ...]
                 macro |= {"what": f"{MACRO}{only}", "value": value, **_against(value, row)}
         measured.append(MeasuredReport.model_validate(macro))
     return tuple(measured)
+
+
+def curves_of(evaluation: Mapping[str, Any], stop_step: int) -> dict[str, Points]:
+    """The scores and the macro bits per byte of the kept checkpoints and the end, or nothing if only the end is measured."""
+    curves: dict[str, Points] = {}
+    points: list[Mapping[str, Any]] = [point for point in evaluation.get("curve", ()) if "results" in point]
+    end: list[Mapping[str, Any]] = [{**evaluation, "step": stop_step}] if points else []
+    for point in [*points, *end]:
+        found = {f"{one['benchmark']} {one['metric']}": one["value"] for one in point["results"]}
+        for name, value in {MACRO: point["macro_bits_per_byte"], **found}.items():
+            curves[name] = (*curves.get(name, ()), (point["step"], float(value)))
+    return curves
 
 
 def _against(value: float, row: Row) -> dict[str, Any]:
@@ -289,6 +302,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         bits_per_byte=evaluation.get("bits_per_byte", {}),
         macro_bits_per_byte=macro,
         ema_macro_bits_per_byte=ema_macro,
+        curves=curves_of(evaluation, phase.stop_step),
         benchmarks=tuple(
             BenchmarkReport(**{name: found[name] for name in BenchmarkReport.model_fields}) for found in evaluation.get("results", [])
         ),

@@ -1,7 +1,8 @@
 """The evaluation of the checkpoint at a phase's end: benchmarks, held-out bits per byte, and the likelihood of answers."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,6 +59,13 @@ class Conversation(NamedTuple):
     is_answer: np.ndarray
 
 
+class Point(NamedTuple):
+    """The benchmarks and the macro bits per byte of a checkpoint."""
+
+    results: list[BenchmarkResult]
+    macro_bits_per_byte: float
+
+
 def evaluate_phase(request: EvaluationRequest) -> dict[str, Any]:
     """Evaluate a phase's last weights, and the held-out bits per byte of weight averages."""
     run, measured = request.run, request.measured
@@ -83,14 +91,18 @@ def evaluate_phase(request: EvaluationRequest) -> dict[str, Any]:
     answers = answers_beside_parent(run, params, caches, measured)
     if answers:
         found["finite"] = found["finite"] and all(math.isfinite(item["nats"]) for item in answers["items"])
+
+    @cache
+    def measure_at(step: int) -> Point:
+        model = open_model(read_params(checkpoint.parent / str(step), run.model), run.model, tokenizer, held_out, ends)
+        results = measure_benchmarks(model, request.benchmarks, measured.benchmarks, request.real, haystack)
+        return Point(results, bits_per_byte(model.params, run.model, held_out).macro if measured.every_steps else math.nan)
+
     # The gate takes the spread of the last checkpoints' scores as noise. A damaged checkpoint costs only the spread
     kept = len(kept_steps(checkpoint.parent, run))
     if kept >= MIN_FOR_SPREAD:
-        earlier: list[list[BenchmarkResult]] = []
         try:
-            for step in last_steps(checkpoint.parent, run, min(kept, MAX_AVERAGED))[:-1]:
-                model = open_model(read_params(checkpoint.parent / str(step), run.model), run.model, tokenizer, held_out, ends)
-                earlier.append(measure_benchmarks(model, request.benchmarks, measured.benchmarks, request.real, haystack))
+            earlier = [measure_at(step).results for step in last_steps(checkpoint.parent, run, min(kept, MAX_AVERAGED))[:-1]]
         except CheckpointError as error:
             say(f"{run.phase}: the spread of its last checkpoints is not measured: {error}")
         else:
@@ -107,9 +119,27 @@ def evaluate_phase(request: EvaluationRequest) -> dict[str, Any]:
         **found,
         **_averages(run, checkpoint, held_out),
         **({"answers": answers} if answers else {}),
+        **({"curve": curve_of(run, checkpoint.parent, measured.every_steps, measure_at)} if measured.every_steps else {}),
     }
     write_sealed(RunFolder(run.output).evaluation, evaluation)
     return evaluation
+
+
+def curve_of(run: RunConfig, folder: Path, every_steps: int, measure_at: Callable[[int], Point]) -> list[dict[str, Any]]:
+    """Measure the kept checkpoints at multiples of `every_steps` before the phase's end. A damaged checkpoint has its reason."""
+    curve: list[dict[str, Any]] = []
+    for step in kept_steps(folder, run)[:-1]:
+        if step % every_steps:
+            continue
+        try:
+            results, macro = measure_at(step)
+        except CheckpointError as error:
+            say(f"{run.phase}: the checkpoint of step {step} is not measured: {error}")
+            curve.append({"step": step, "why_not": str(error)})
+            continue
+        scores = [{name: one[name] for name in ("benchmark", "metric", "value", "stderr")} for one in results]
+        curve.append({"step": step, "results": scores, "macro_bits_per_byte": macro})
+    return curve
 
 
 def evaluate_model(

@@ -112,6 +112,8 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
         deciding["renderings"] = renderings_key(measured.renderings)
     if measured.held_out:
         deciding["own_text"] = [own_text_key(measured.held_out), code_digest("tasks/evaluation/corpus_fit.py")]
+    if measured.every_steps:
+        deciding["every_steps"] = measured.every_steps
     if run.loss_on != "all":
         deciding["answers"] = {"components": sorted(run.caches), "parent": run.start.params_digest if run.start else None}
     if ends := turn_ends(plan.chats_of(run.caches)):

@@ -65,6 +65,7 @@ class Measured(Frozen):
     renderings: Renderings | None = None
     include: str | None = None
     held_out: str | None = None
+    every_steps: int | None = None
 
 
 class Rendered(NamedTuple):

@@ -110,6 +110,7 @@ class PhaseReport(_Recorded):
     bits_per_byte: dict[Component, float] = Field(default_factory=dict)  # held-out, at the end of the phase
     macro_bits_per_byte: float | None = None  # mean over components
     ema_macro_bits_per_byte: float | None = None
+    curves: dict[str, Points] = Field(default_factory=dict)  # score or macro bits per byte → kept checkpoints, with the end
     benchmarks: tuple[BenchmarkReport, ...] = ()
     measured: tuple[MeasuredReport, ...] = ()
     declares: tuple[str, ...] = ()  # changes of the hand-off

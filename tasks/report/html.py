@@ -134,6 +134,7 @@ def render(report: Report) -> str:
             legend=legend | ({"other": sections.NEUTRAL} if len(legend) < len(blocks) else {}),
             has_average=any(phase.ema_macro_bits_per_byte is not None for phase in report.phases),
             macro=pictures.in_both_widths(pictures.macro_picture, report),
+            checkpoints=pictures.in_both_widths(pictures.checkpoints_picture, report),
             columns=columns,
             rows=[sections.macro_row(columns, report.macro_over), *sections.component_rows(columns)] if columns else [],
             gauges=sections.gauges_of(report),

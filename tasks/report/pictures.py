@@ -14,6 +14,7 @@ from phasewise.tasks.report.charts import Axes, Range, cut, padded, svg, thinned
 from phasewise.tasks.report.contents import PhaseReport, Report, RoutingReport
 from phasewise.tasks.report.sections import Gap, gaps_of, parent_gaps
 from phasewise.trainer.base.wording import decimal, rate, signed
+from phasewise.validations.evidence.gate import MACRO
 
 WIDE_PIXELS, NARROW_PIXELS = 1000, 400
 LETTER_PIXELS, LINE_PIXELS = 6.8, 14
@@ -140,6 +141,37 @@ def macro_picture(report: Report, pixels: int) -> Markup | None:
         axes.text((axes.x(place), axes.y(value) - 9), decimal(value, places=2), "value", "middle")
     _name_ends(axes, [(f"{name} {decimal(value, places=2)}", value, "floor-name") for name, value in baselines], pixels)
     return svg(pixels, 226 + (36 if pixels >= WIDE_PIXELS else 86), [axes])
+
+
+def checkpoints_picture(report: Report, pixels: int) -> Markup | None:
+    """Draw bits per byte and scores of the kept checkpoints over the steps, or return None without them."""
+    curves: dict[str, list[Sequence[tuple[int, float]]]] = {}
+    for phase in report.phases:
+        for name, points in phase.curves.items():
+            curves.setdefault(name, []).append([point for point in points if math.isfinite(point[1])])
+    steps = (min(phase.start_step for phase in report.phases), max(phase.stop_step for phase in report.phases))
+    right = NAMES_PIXELS if pixels >= WIDE_PIXELS else 12
+    top, drawn = 0, list[Axes]()
+    scores = [name for name in curves if name != MACRO]
+    for title, names in ((f"{MACRO} (lower is better)", [MACRO]), ("benchmarks: score", scores)):
+        values = [value for name in names for part in curves.get(name, ()) for _, value in part]
+        if not values:
+            continue
+        axes = Axes((LEFT_PIXELS, top + 34, pixels - LEFT_PIXELS - right, 180), steps, padded(values, 0.12))
+        axes.text((LEFT_PIXELS, top + 20), title)
+        axes.grid(5)
+        axes.steps(8 if pixels >= WIDE_PIXELS else 4)
+        ends: list[tuple[str, float, str]] = []
+        for place, name in enumerate(names):
+            style = f"score-{place % 4} dashes-{place // 4 % 4}"
+            axes.line(curves[name], style)
+            axes.dots([point for part in curves[name] for point in part], f"dot-of {style}", 2.5)
+            last = [value for part in curves[name] for _, value in part][-1:] or [math.nan]
+            ends += [(f"{cut(name, 22)} {decimal(last[0], places=2)}", last[0], f"name-{place % 4}")] if math.isfinite(last[0]) else []
+        _name_ends(axes, ends, pixels)
+        drawn.append(axes)
+        top += 34 + 180 + 30
+    return svg(pixels, top + 6, drawn) if drawn else None
 
 
 def _is_number(value: float | None) -> TypeGuard[float]:

@@ -291,6 +291,9 @@ class World:
                 "answer": "text", "left_out": "<<.*?>>",
             }  # fmt: skip
             phase["gates"]["model"]["exposure_error_rate"] = 0.01
+        if path.endswith("evaluation.every_steps"):
+            phase["checkpoints"] |= {"every_steps": 1, "keep_all": True}
+            phase["evaluation"]["every_steps"] = 10
         if path.endswith("evaluation.held_out"):
             for name in ("text", "text-2"):
                 (self.root / name).write_text(name)

@@ -11,10 +11,12 @@ from tokenizers import Tokenizer
 
 from experiments.survival.runs import tiny_recipe
 from phasewise.flows.plan import build_run
+from phasewise.flows.status.summary import curves_of
 from phasewise.tasks.evaluation import checkpoint
 from phasewise.tasks.evaluation.checkpoint import evaluate_phase, measure_benchmarks, open_model
-from phasewise.tasks.evaluation.held_out import HeldOutTokens
+from phasewise.tasks.evaluation.held_out import HeldOutTokens, read_held_out_tokens
 from phasewise.tasks.evaluation.phase_evaluation import EvaluationRequest
+from phasewise.tasks.evaluation.scoring import bits_per_byte
 from phasewise.tasks.evaluation.settings import Measured
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import CheckpointError
@@ -49,9 +51,11 @@ def save(run: RunConfig, states: Mapping[int, TrainState]) -> Path:
     return folder
 
 
-def asked(run: RunConfig, last: TrainState, tokenizer: Path, caches: Mapping[str, Path], benchmarks: Path) -> EvaluationRequest:
+def asked(
+    run: RunConfig, last: TrainState, tokenizer: Path, caches: Mapping[str, Path], benchmarks: Path, *, every_steps: int | None = None
+) -> EvaluationRequest:
     result = {"checkpoint": str(Path(run.output) / "checkpoints" / str(STEPS[-1])), "params_digest": params_digest(last.params)}
-    measured = Measured(benchmarks=NAMES, held_out_tokens=100)
+    measured = Measured(benchmarks=NAMES, held_out_tokens=100, every_steps=every_steps)
     return EvaluationRequest(
         run=run, result=result, measured=measured, key="key", tokenizer=str(tokenizer), measured_on={},
         held_out={name: str(path) for name, path in caches.items()}, benchmarks=str(benchmarks), real=None, haystack=(),
@@ -80,10 +84,20 @@ def test_three_kept_checkpoints_are_scored_and_a_damaged_one_costs_only_their_sp
     (Path(run.output) / "evaluation.json").unlink()
     damaged = next(path for path in sorted((folder / "20").rglob("*")) if path.is_file() and path.stat().st_size > 1000)
     damaged.write_bytes(damaged.read_bytes()[:-100])
-    again = evaluate_phase(asked(run, states[40], written, caches, benchmarks))
+    again = evaluate_phase(asked(run, states[40], written, caches, benchmarks, every_steps=10))
     assert [result.get("checkpoint_values") for result in again["results"]] == [None, None]
     assert [result["value"] for result in again["results"]] == [result["value"] for result in found["results"]]
     assert "the spread of its last checkpoints is not measured" in caplog.text
+    assert "curve" not in found
+    broken, whole = again["curve"]  # the second was measured once, for the curve
+    assert (broken["step"], "results" in broken, str(folder / "20") in broken["why_not"]) == (20, False, True)
+    assert (whole["step"], [one["value"] for one in whole["results"]]) == (30, [of_step[1] for of_step in expected])
+    text = read_held_out_tokens(caches, tokenizer, max_tokens=100)
+    assert whole["macro_bits_per_byte"] == pytest.approx(bits_per_byte(states[30].params, config, text).macro)
+    curves = curves_of(again, 40)
+    assert curves["macro bits per byte"] == ((30, whole["macro_bits_per_byte"]), (40, again["macro_bits_per_byte"]))
+    assert [len(points) for points in curves.values()] == [2, 2, 2]
+    assert curves_of(found, 40) == {}
 
 
 @pytest.fixture

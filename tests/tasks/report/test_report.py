@@ -139,6 +139,19 @@ def test_what_is_only_sometimes_there(passed_report: Report):
     assert '<div class="status warned">' in page.html
 
 
+def test_kept_checkpoints_have_curves_where_a_phase_measures_them(passed_report: Report):
+    first, second, *others = passed_report.phases
+    assert "<h2>Checkpoints</h2>" not in render(passed_report)
+    middle = (first.start_step + first.stop_step) // 2
+    macro, score = ((middle, 1.5), (first.stop_step, 1.25)), ((middle, math.nan), (first.stop_step, 0.5))
+    curves: dict[str, Any] = {"macro bits per byte": macro, "quiz:0 acc": score}
+    page = Page(changed(passed_report, phases=(changed(first, curves=curves), second, *others)))
+    assert "macro bits per byte 1.25" in page.text
+    assert "quiz:0 acc 0.50" in page.text
+    svg = page.html[page.html.index("<h2>Checkpoints</h2>") :].partition("</svg>")[0]
+    assert svg.count("<circle") == 3, "two of bits per byte, and one finite score"
+
+
 def test_a_bare_plan_and_a_loss_that_is_not_finite_give_a_page(passed_report: Report):
     bare = changed(planned(1), learning_rate_turns=(), batch_sequences=(), tokens=0)
     text = Page(changed(passed_report, phases=(bare,), baselines={}, facts={})).text
