@@ -117,7 +117,7 @@ class _Inventory:
     def add_sealed(self, path: Path, remedy: str, is_own: Callable[[dict[str, Any]], bool] = lambda _fields: True) -> dict[str, Any] | None:
         """Return the fields of a sealed file, if they are unchanged and belong to this path."""
         try:
-            fields = read_sealed(path, may_lack_seal=True)
+            fields = read_sealed(path)
             if is_own(fields):
                 return fields
         except FileNotFoundError:

@@ -75,7 +75,7 @@ def open_question(run: RunConfig, skipped: SkippedSteps) -> tuple[Unstable, Ruli
     if run.recovery is None or run.recovery.action != "ask":
         return None
     try:
-        written: Mapping[str, Any] = read_sealed(path, may_lack_seal=True)
+        written: Mapping[str, Any] = read_sealed(path)
         found = Unstable(run, int(written["thresholds"]["step"]), str(written["reasons"][0]["found"]))
     except FileNotFoundError:
         return None

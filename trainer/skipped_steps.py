@@ -97,7 +97,7 @@ def read_roll_backs(folder: Path, batch: Steps[int] | None) -> list[RollBack]:
     """Return the roll-backs of the run in a folder, or an empty list. Raises CheckpointError if the file is unreadable."""
     path = RunFolder(folder).passed_over
     try:
-        return roll_backs_in(read_sealed(path, may_lack_seal=True), batch)
+        return roll_backs_in(read_sealed(path), batch)
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError) as error:

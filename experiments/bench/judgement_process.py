@@ -20,8 +20,9 @@ from phasewise.flows.recipes.recipe import Recipe
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.home import Home
 from phasewise.tasks.validation import judge, scan_caches
+from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import METRICS_NAME
-from phasewise.trainer.base.storage import as_path, write_atomically, write_json
+from phasewise.trainer.base.storage import as_path, write_atomically
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.validations.evidence.caches import hand_off_evidence
@@ -93,7 +94,7 @@ def judge_all(home: Home, other: Home, phase_name: str) -> Judged:
 
 def _run(recipe: Recipe, phase: Phase, plan: DataPlan, other: Home) -> RunConfig:
     if isinstance(phase.start, HandOff):
-        write_json(other.run(recipe.run_name, phase.start.parent) / "result.json", {"params_digest": "0" * 64})
+        write_sealed(other.run(recipe.run_name, phase.start.parent) / "result.json", {"params_digest": "0" * 64})
     run = build_run(recipe, phase, other, plan.folders("train"))
     rows = healthy_rows(Scenario(updates=phase.stop_step - phase.start_step, first_step=phase.start_step + 1, schedule="wsd"))
     write_atomically(as_path(run.output) / METRICS_NAME, b"".join(json.dumps(row).encode() + b"\n" for row in rows))

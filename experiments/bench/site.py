@@ -18,7 +18,7 @@ import psutil
 
 from experiments.bench.measure import Options, Row
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.base.identity import write_sealed
 from phasewise.validations.expectations.judging import Reason
 from phasewise.validations.outcomes import CheckOutcome
 from phasewise.validations.verdict import Verdict, write_verdict
@@ -75,7 +75,7 @@ def write_home(home: Home) -> None:
             "caches": {"web": "a"},
         }
         folder = home.run(RUN_NAME, name)
-        write_json(folder / "run.json", {**run, "mixture": [[0, {"web": 100.0}]]})
+        write_sealed(folder / "run.json", {**run, "mixture": [[0, {"web": 100.0}]]})
         write_metrics(folder / "metrics.jsonl", count)
         for gate in ("data", "health", "model"):
             write_verdict(home.verdict(RUN_NAME, name, gate), verdict(f"large/own/{name} {gate}"))

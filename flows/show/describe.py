@@ -59,7 +59,7 @@ def verdict_here(recipe: Recipe, phase: Phase, home: Home) -> dict[str, Any]:
 
 def _sealed_or_none(path: Path) -> dict[str, Any] | None:
     try:
-        return read_sealed(path, may_lack_seal=True)
+        return read_sealed(path)
     except (OSError, NotAsWritten):
         return None
 

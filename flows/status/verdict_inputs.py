@@ -114,7 +114,7 @@ def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> tuple[tuple[
 def _as_trained(parent: Phase, run_file: Path) -> Phase:
     if not run_file.exists():
         return parent
-    trained = read_sealed(run_file, may_lack_seal=True)
+    trained = read_sealed(run_file)
     try:
         return parent.but(**{name: trained.get(name, ADDED_LATER[name]) if name in ROWS else trained[name] for name in TRAINED_AS})
     except (KeyError, ValidationError) as error:

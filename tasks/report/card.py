@@ -285,7 +285,7 @@ def _export(files: HomeFiles, subject: Subject, folder: Path) -> dict[str, Any]:
     if ORIGIN_NAME not in named:
         files.problem(f"export.{ORIGIN_NAME}", "the folder does not say which weights it holds: export it again")
         return {"files": found}
-    origin = files.tried("export.origin", lambda: read_sealed(folder / ORIGIN_NAME, may_lack_seal=True), NotAsWritten)
+    origin = files.tried("export.origin", lambda: read_sealed(folder / ORIGIN_NAME), NotAsWritten)
     if origin is None:
         return {"files": found}
     for name, digest in origin.get("files", {}).items():

@@ -68,13 +68,16 @@ class HomeFiles:
         return ((self.work or self.root) if path.split("/", 1)[0] in WORKED_ON else self.root) / path
 
     def json(self, field: str, path: str) -> Any:
-        """Read a sealed JSON file. A missing or changed file is a problem of the field."""
+        """Read a sealed JSON file, or a file of Orbax in a checkpoint. A missing or changed file is a problem of the field."""
         if not self.place(path).is_file():
             self.problem(field, f"the home has no {path}")
             return None
         content = self.place(path).read_bytes()
         self.digests[path] = digest_of_bytes(content)
-        return self.tried(field, lambda: unsealed(parse_json(content, allows_nan=True), path, may_lack_seal=True), NotAsWritten, ValueError)
+        is_orbax = CHECKPOINTS_NAME in Path(path).parts
+        return self.tried(
+            field, lambda: unsealed(parse_json(content, allows_nan=True), path, may_lack_seal=is_orbax), NotAsWritten, ValueError
+        )
 
     def check(self, field: str, path: str, expected: str | None = None) -> str | None:
         """Return the SHA-256 of a file. A missing file or an unexpected digest is a problem of the field."""

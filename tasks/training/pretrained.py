@@ -94,7 +94,7 @@ def model_of(name: str, revision: str | None = None) -> ModelConfig:
     folder = find_folder(name, revision)
     run_file = RunFolder(folder).run_file
     if run_file.exists():
-        return ModelConfig.model_validate(read_sealed(run_file, may_lack_seal=True)["model"])
+        return ModelConfig.model_validate(read_sealed(run_file)["model"])
     return read_model(folder)
 
 
@@ -130,7 +130,7 @@ def tokenizer_of(name: str, revision: str | None = None) -> tuple[str, int, Docu
 
 
 def _tokenizer_of_phase(folder: Path) -> Path:
-    run, home = read_sealed(RunFolder(folder).run_file, may_lack_seal=True), folder.parents[2]
+    run, home = read_sealed(RunFolder(folder).run_file), folder.parents[2]
     for cache in run["caches"].values():
         with suppress(DataError):
             wanted = read_manifest(home / "tokens" / Path(cache).parent.name / Path(cache).name).tokenizer_digest

@@ -27,7 +27,7 @@ from phasewise.trainer.metrics import read_metrics, rows_digest
 def read_run(folder: Path) -> RunConfig | None:
     """Return the run of `run.json`, or None if the file is missing or was changed."""
     with suppress(FileNotFoundError, ValueError):
-        return RunConfig.model_validate(read_sealed(RunFolder(folder).run_file, may_lack_seal=True))
+        return RunConfig.model_validate(read_sealed(RunFolder(folder).run_file))
     return None
 
 
@@ -96,7 +96,7 @@ def note_caches(run: RunConfig, written: RunConfig | None = None) -> None:
 def noted_caches(folder: Path, written: RunConfig) -> dict[str, str]:
     """Return component → content of its cache when the run started, or nothing if `caches.json` is of another run or was changed."""
     with suppress(FileNotFoundError, NotAsWritten):
-        noted = read_sealed(RunFolder(folder).caches, may_lack_seal=True)
+        noted = read_sealed(RunFolder(folder).caches)
         if noted.get("run_digest") == written.digest:
             return noted["contents"]
     return {}
@@ -140,7 +140,7 @@ def _manifest(folder: Path) -> Manifest | None:
 def differences(run: RunConfig) -> tuple[Difference, ...]:
     """Return the differences that decide weights between a run and the run in its folder, which may be of an older version."""
     try:
-        written = read_sealed(RunFolder(run.output).run_file, may_lack_seal=True)
+        written = read_sealed(RunFolder(run.output).run_file)
     except (FileNotFoundError, NotAsWritten):
         return ()
     try:

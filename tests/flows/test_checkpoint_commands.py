@@ -23,7 +23,7 @@ from phasewise.tasks.report.export import export_phase
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_file, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder
-from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, write_manifest
@@ -77,7 +77,7 @@ def state(run: RunConfig) -> TrainState:
     with Checkpoints(path.parent, run) as checkpoints:
         checkpoints.save(run.stop_step, state, {})
     result = {"checkpoint": str(path), "params_digest": params_digest(state.params), "run_digest": run.digest}
-    write_json(Path(run.output) / "result.json", result)
+    write_sealed(Path(run.output) / "result.json", result)
     write_sealed(Path(run.output) / "run.json", run.model_dump(mode="json"))
     return state
 
@@ -287,11 +287,11 @@ def test_other_weights_than_the_result_names_and_a_folder_with_something_in_it_a
     path = Path(run.output) / "result.json"
     result: dict[str, Any] = read_json(path)
     (tmp_path / "mine.txt").touch()
-    write_json(path, {**result, "checkpoint": "gone"})
+    write_sealed(path, {**result, "checkpoint": "gone"})
     occupied = export(tmp_path, "--json")  # refused before a checkpoint is read
-    write_json(path, {**result, "params_digest": "0" * 64})
+    write_sealed(path, {**result, "params_digest": "0" * 64})
     exported, measured = export(tmp_path / "out"), command("evaluate", *PHASE, "--text", text)
-    write_json(path, result)
+    write_sealed(path, result)
     assert (exported.exit_code, measured.exit_code, measured.stdout) == (1, 1, "")
     assert "expected 000000000000" in as_written(exported)
     assert "holds other weights than the phase's result names" in measured.stderr

@@ -15,7 +15,8 @@ from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.status.verdict_inputs import changes_of_contract, hand_off_facts
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import CheckpointError, TrainingError
-from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
 from phasewise.validations.evidence.caches import hand_off_evidence
@@ -44,9 +45,9 @@ def trained(home: Home, caches: dict[str, Path]) -> Train:
     def train(child: Phase) -> RunConfig:
         parent = PROXY.phase(child.parent or "")
         for ancestor in PROXY.lineage(parent):
-            write_json(home.run(PROXY.run_name, ancestor.name) / "result.json", {"params_digest": "digest"})
+            write_sealed(home.run(PROXY.run_name, ancestor.name) / "result.json", {"params_digest": "digest"})
         run = build_run(PROXY, parent, home, caches)
-        write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
+        write_sealed(Path(run.output) / "run.json", run.model_dump(mode="json"))
         weights = {"weight": jnp.zeros(2)}
         optimizer = optax.ScaleByAdamState(jnp.zeros((), jnp.int32), weights, weights)
         with Checkpoints(Path(run.output) / "checkpoints", run) as checkpoints:
@@ -68,18 +69,18 @@ def test_a_recipe_that_was_edited_after_its_parent_was_trained_is_found_out(trai
     run = trained(OCELOT)
     path = Path(run.start.checkpoint if run.start else "").parents[1] / "run.json"
     was = read_json(path)
-    write_json(path, {**was, "order": {**was["order"], "seed": 7}})
+    write_sealed(path, {**was, "order": {**was["order"], "seed": 7}})
     declared, found = hand_off_facts(PROXY, OCELOT, run)
     assert found["order"] == ("seed 7", f"seed {run.order.seed}")
     assert declared is not None
     assert "order" not in declared
-    write_json(path, {})
+    write_sealed(path, {})
     with pytest.raises(TrainingError, match=r"run\.json must have the settings of phase kestrel"):
         hand_off_facts(PROXY, OCELOT, run)
 
 
 def test_a_parent_without_its_checkpoint_is_refused(home: Home, caches: dict[str, Path]):
-    write_json(home.run(PROXY.run_name, "kestrel") / "result.json", {"params_digest": "digest"})
+    write_sealed(home.run(PROXY.run_name, "kestrel") / "result.json", {"params_digest": "digest"})
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         hand_off_facts(PROXY, OCELOT, build_run(PROXY, OCELOT, home, caches))
 

@@ -18,7 +18,7 @@ from phasewise.trainer.base.decision import decision_path
 from phasewise.trainer.base.errors import VerdictError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import write_sealed
-from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.base.storage import read_json
 from phasewise.validations.expectations.suites import SUITES, version_of
 from phasewise.validations.verdict import Verdict, write_verdict
 from phasewise.validations.waivers import NOBODY, AcceptedWarning, ApprovableCheck, AsksPeople
@@ -73,7 +73,7 @@ def test_a_parents_evaluation_counts_for_the_weights_that_it_has_now(tmp_path: P
     assert parent_evaluation(resolved, child) is None
     write_sealed(folder / "evaluation.json", {"params_digest": "weights"})
     for now, found in (("weights", {"params_digest": "weights"}), ("trained again", None)):
-        write_json(folder / "result.json", {"params_digest": now})
+        write_sealed(folder / "result.json", {"params_digest": now})
         assert parent_evaluation(resolved, child) == found
 
 

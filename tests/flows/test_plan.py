@@ -34,7 +34,7 @@ from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.plan import Plan, spec_for, step_shape
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.base.errors import ConfigError, DataError, RecipeError, TrainingError
-from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, write_manifest
 from tests.trainer.token_caches import BEGIN, END, write_token_cache
@@ -65,7 +65,7 @@ def test_the_held_out_text_of_its_own_components_is_measured_while_a_phase_train
 
 @pytest.mark.parametrize("phase", PROXY.phases[1:], ids=lambda phase: phase.name)
 def test_a_phase_starts_from_its_parents_last_weights(home: Home, phase: Any):
-    write_json(home.run("marin-8b-proxy", phase.parent) / "result.json", {"params_digest": f"digest of {phase.parent}"})
+    write_sealed(home.run("marin-8b-proxy", phase.parent) / "result.json", {"params_digest": f"digest of {phase.parent}"})
     run = build_run(PROXY, phase, home, CACHES)
     assert run.start
     assert run.start.checkpoint == str(home.run("marin-8b-proxy", phase.parent) / "checkpoints" / str(phase.start_step))

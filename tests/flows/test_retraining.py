@@ -26,7 +26,6 @@ from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError, TrainingDiverged, TrainingError, VerdictError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import RunFolder
-from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import RunConfig
 from phasewise.validations.expectations.judging import Reason
 from phasewise.validations.verdict import Verdict
@@ -105,12 +104,12 @@ def resolved_from(recipe: Recipe, home: Home) -> Resolved:
 
 def leave_trained(run: RunConfig, step: int, *, seconds: float = 0.1, ends: bool = True) -> None:
     output = Path(run.output)
-    write_json(output / "run.json", run.model_dump(mode="json"))
-    write_json(RunFolder(output).checkpoint(step) / "digests.json", {"files": {}})
+    write_sealed(output / "run.json", run.model_dump(mode="json"))
+    write_sealed(RunFolder(output).checkpoint(step) / "digests.json", {"files": {}})
     row = f'{{"step": 1, "tokens": 256, "step_seconds": {seconds}}}\n'
     (output / "metrics.jsonl").write_text(row * 3)
     if ends:
-        write_json(output / "result.json", {"params_digest": f"weights of {run.phase}", "run_digest": run.digest})
+        write_sealed(output / "result.json", {"params_digest": f"weights of {run.phase}", "run_digest": run.digest})
 
 
 @pytest.fixture
@@ -162,7 +161,7 @@ def test_a_half_trained_phase_is_work_too_if_it_has_a_whole_checkpoint(home: Hom
 
 
 def test_other_weights_of_the_parent_are_named(home: Home):
-    write_json(home.run("tiny-proxy", "kestrel") / "result.json", {"params_digest": "others"})
+    write_sealed(home.run("tiny-proxy", "kestrel") / "result.json", {"params_digest": "others"})
     (found,) = replaced(RECIPE, home)
     assert (found.phase, found.why) == ("ocelot", "start.params_digest: weights of kestrel → others")
 

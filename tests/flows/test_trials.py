@@ -8,7 +8,7 @@ from phasewise.flows.plan import build_run
 from phasewise.flows.recipes.assignments import assigned, setting
 from phasewise.flows.resolved import with_trial
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.base.identity import write_sealed
 
 RECIPE = tiny_recipe()
 OPTIMIZER = "ocelot.optimizer.beta2=0.9"
@@ -41,8 +41,8 @@ def test_a_trial_has_folders_of_its_own_for_what_it_trains_otherwise(one: str, t
     assert (trial.report("tiny-proxy") != home.report("tiny-proxy")) == bool(SETTINGS[one])
     assert trial == with_trial(home, RECIPE, changed)  # the same command finds it again
     if not one.startswith("recipe."):  # of those the caches say it
-        write_json(home.run("tiny-proxy", "kestrel") / "result.json", {"params_digest": "weights"})
-        write_json(trial.run("tiny-proxy", "kestrel") / "result.json", {"params_digest": "weights"})
+        write_sealed(home.run("tiny-proxy", "kestrel") / "result.json", {"params_digest": "weights"})
+        write_sealed(trial.run("tiny-proxy", "kestrel") / "result.json", {"params_digest": "weights"})
         caches = dict.fromkeys(RECIPE.components, tmp_path)
         digests = [{phase.name: build_run(of, phase, home, caches).digest for phase in of.phases} for of in (RECIPE, changed)]
         assert {name for name in names if digests[0][name] != digests[1][name]} == SETTINGS[one]

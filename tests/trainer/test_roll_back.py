@@ -18,7 +18,7 @@ from phasewise.trainer.base.decision import ruling_at
 from phasewise.trainer.base.errors import AsksPerson, CheckpointError, TrainingDiverged, VerdictError, WaitsForPerson
 from phasewise.trainer.base.identity import read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import METRICS_NAME, PASSED_OVER_NAME, QUESTION_NAME, read_events
-from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.checkpoints.state import read_about
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
@@ -139,7 +139,7 @@ def test_a_list_that_is_lost_is_not_guessed(make_run: MakeRun, monkeypatch: pyte
 
 
 def started(run: RunConfig) -> "subprocess.Popen[bytes]":
-    write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
+    write_sealed(Path(run.output) / "run.json", run.model_dump(mode="json"))
     command = [sys.executable, "-m", "tests.trainer.poisoned", str(POISON), f"{run.output}/run.json"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     return subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
@@ -287,7 +287,7 @@ def other_step(run: RunConfig) -> None:
 VOIDS: dict[str, Callable[[RunConfig], object]] = {
     "other checkpoint": other_checkpoint,
     "no checkpoint": lambda run: shutil.rmtree(Path(run.output) / "checkpoints" / "6"),
-    "other windows": lambda run: write_json(Path(run.output) / PASSED_OVER_NAME, {"windows": [[3, 4]], "reasons": []}),
+    "other windows": lambda run: write_sealed(Path(run.output) / PASSED_OVER_NAME, {"windows": [[3, 4]], "reasons": []}),
     "other step": other_step,
 }
 
@@ -310,7 +310,7 @@ def test_what_does_not_read_is_named(run: RunConfig):
 
 
 def test_while_a_person_is_asked_the_launcher_starts_nothing_and_the_program_says_so_by_its_exit_code(run: RunConfig, capsys: Any):
-    write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
+    write_sealed(Path(run.output) / "run.json", run.model_dump(mode="json"))
     assert main([f"{run.output}/run.json"]) == 8
     assert "a person decides by `phasewise approve`" in capsys.readouterr().err
     assert (Path(run.output) / METRICS_NAME).exists()

@@ -9,7 +9,7 @@ import pytest
 
 from phasewise.trainer import run as trainer_run
 from phasewise.trainer.base.errors import ExitCode, VerdictError
-from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.process.verdict_check import check_verdict
 from phasewise.validations.evidence.caches import differences_evidence, hand_off_evidence
 from phasewise.validations.expectations.judging import Reason, judge_tables, reasons_for
@@ -244,7 +244,7 @@ def test_the_trainer_refuses_a_cache_that_was_built_again_after_its_verdict(
     folders = dict(zip(evidence.caches["component"], evidence.caches["folder"], strict=True))
     mixture = [[0, {"wikipedia": 75, "starcoderdata": 25}]]
     run = tiny_run("first", 2, folders, tmp_path / "verdict.json", tmp_path / "run", mixture=mixture)
-    write_json(tmp_path / "run.json", run.model_dump(mode="json"))
+    write_sealed(tmp_path / "run.json", run.model_dump(mode="json"))
     check_verdict(trainer_run.read_run(tmp_path / "run.json"))
     caches.write("wikipedia", [PROSE["wikipedia"], "One more document, which nobody has judged."])
     assert trainer_run.main([str(tmp_path / "run.json")]) == ExitCode.REFUSED

@@ -105,7 +105,7 @@ def read_decisions(verdict: str | Path) -> Decisions | None:
     """Return the decisions on the verdict in a file, or None. Raises VerdictError if the file is not readable as decisions."""
     path = decision_path(verdict)
     try:
-        return Decisions.model_validate(read_sealed(path, may_lack_seal=True))
+        return Decisions.model_validate(read_sealed(path))
     except FileNotFoundError:
         return None
     except (ValidationError, ValueError) as error:

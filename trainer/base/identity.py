@@ -71,20 +71,20 @@ def write_sealed(url: str | Path, value: Mapping[str, Any]) -> None:
     write_json(url, {**fields, SEAL: digest_of_json(fields)})
 
 
-def read_sealed(url: str | Path, *, may_lack_seal: bool = False) -> dict[str, Any]:
-    """Return the fields of a sealed file, without the seal. Raises NotAsWritten if the file was changed, or has no seal.
-
-    `may_lack_seal`: earlier versions wrote such files without a seal.
-    """
+def read_sealed(url: str | Path) -> dict[str, Any]:
+    """Return the fields of a sealed file, without the seal. Raises NotAsWritten if the file was changed, or has no seal."""
     try:
         content = read_json(url)
     except (ValueError, RecursionError) as error:
         raise NotAsWritten(f"{url} was changed after it was written: it is not JSON any more ({error})") from None
-    return unsealed(content, url, may_lack_seal=may_lack_seal)
+    return unsealed(content, url)
 
 
 def unsealed(content: Any, place: str | Path, *, may_lack_seal: bool = False) -> dict[str, Any]:
-    """Return the fields of a sealed file's content, as `read_sealed` does."""
+    """Return the fields of a sealed file's content, as `read_sealed` does.
+
+    `may_lack_seal`: a person or another program writes such files.
+    """
     if not isinstance(content, dict):
         raise NotAsWritten(f"{place} was changed after it was written: it is not a JSON object")
     fields = cast(dict[str, Any], content)

@@ -92,7 +92,7 @@ def is_kept(name: str) -> bool:
 def read_result(folder: Path) -> dict[str, Any] | None:
     """Return the result in a run's folder, or None if it is missing or was changed. (The trainer rewrites it from the last checkpoint.)"""
     try:
-        return read_sealed(folder / RESULT_NAME, may_lack_seal=True)
+        return read_sealed(folder / RESULT_NAME)
     except (FileNotFoundError, NotAsWritten):
         return None
 

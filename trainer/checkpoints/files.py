@@ -79,7 +79,7 @@ def committed_files(checkpoint: Path) -> dict[str, tuple[int, str]] | str:
     if not is_committed(checkpoint):
         return UNCOMMITTED
     try:
-        files: dict[str, dict[str, Any]] = read_sealed(checkpoint / DIGESTS_NAME, may_lack_seal=True)["files"]
+        files: dict[str, dict[str, Any]] = read_sealed(checkpoint / DIGESTS_NAME)["files"]
         return {name: (int(said["size_bytes"]), str(said["sha256"])) for name, said in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"is damaged: its {DIGESTS_NAME} does not read"

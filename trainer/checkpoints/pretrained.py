@@ -35,7 +35,7 @@ def import_folder(source: Path, target: Path, model: ModelConfig, *, new_rows: i
     """
     run_file, result = RunFolder(source).run_file, read_result(source)
     if run_file.exists() and result is not None:
-        found = RunConfig.model_validate(read_sealed(run_file, may_lack_seal=True)).model
+        found = RunConfig.model_validate(read_sealed(run_file)).model
         params = read_params(RunFolder(source).checkpoint(result["stop_step"]), found)
     else:
         params, found = read_folder(source)

@@ -182,7 +182,7 @@ def note_conditions(
 def read_conditions(folder: Path) -> Conditions | None:
     """Return the recorded conditions, or None if the file is missing or damaged."""
     with suppress(OSError, ValueError):
-        return Conditions.model_validate(read_sealed(RunFolder(folder).conditions, may_lack_seal=True))
+        return Conditions.model_validate(read_sealed(RunFolder(folder).conditions))
     return None
 
 

@@ -8,7 +8,7 @@ import pytest
 from phasewise.flows.recipes import load_record
 from phasewise.flows.show.describe import verdict_here
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.base.identity import write_sealed
 from tests.flows.commands import Run
 
 Show = Callable[..., str]
@@ -54,9 +54,9 @@ def test_it_says_what_this_home_has_found(show: Show, tmp_path: Path):
     home = Home(tmp_path / "home")
     kestrel, ocelot = recipe.phase("kestrel"), recipe.phase("ocelot")
     for gate in ("data", "health", "model"):
-        write_json(home.verdict("marin-8b-proxy", "kestrel", gate), verdict(True, getattr(kestrel.gates, gate)))
-    write_json(home.verdict("marin-8b-proxy", "ocelot", "data"), verdict(False, ocelot.gates.data))
-    write_json(home.verdict("marin-8b-proxy", "jellyfish", "data"), verdict(True, recipe.phase("jellyfish").gates.data))
+        write_sealed(home.verdict("marin-8b-proxy", "kestrel", gate), verdict(True, getattr(kestrel.gates, gate)))
+    write_sealed(home.verdict("marin-8b-proxy", "ocelot", "data"), verdict(False, ocelot.gates.data))
+    write_sealed(home.verdict("marin-8b-proxy", "jellyfish", "data"), verdict(True, recipe.phase("jellyfish").gates.data))
     shown = json.loads(show("marin-8b", "--scale", "proxy", "--home", home.root, "--json"))
     states = {phase["name"]: phase["verdict"] for phase in shown["phases"]}
     assert states["kestrel"] == {"state": "passed", "why": ""}
@@ -74,15 +74,15 @@ def test_a_verdict_within_other_limits_or_on_another_run_does_not_pass(tmp_path:
     recipe, home = load_record("marin-8b", "proxy"), Home(tmp_path / "home")
     kestrel = recipe.phase("kestrel")
     for gate in ("data", "health", "model"):
-        write_json(home.verdict("marin-8b-proxy", "kestrel", gate), verdict(True, getattr(kestrel.gates, gate)))
+        write_sealed(home.verdict("marin-8b-proxy", "kestrel", gate), verdict(True, getattr(kestrel.gates, gate)))
     run = {name: part for name, part in kestrel.model_dump(mode="json").items() if name != "start"} | {"start_step": 0}
-    write_json(home.run("marin-8b-proxy", "kestrel") / "run.json", run)
+    write_sealed(home.run("marin-8b-proxy", "kestrel") / "run.json", run)
     assert verdict_here(recipe, kestrel, home)["state"] == "passed"
-    write_json(home.run("marin-8b-proxy", "kestrel") / "run.json", run | {"stop_step": 659})
+    write_sealed(home.run("marin-8b-proxy", "kestrel") / "run.json", run | {"stop_step": 659})
     assert "stop_step" in verdict_here(recipe, kestrel, home)["why"]
-    write_json(home.run("marin-8b-proxy", "kestrel") / "run.json", run)
+    write_sealed(home.run("marin-8b-proxy", "kestrel") / "run.json", run)
     loose = verdict(True, kestrel.gates.model) | {"thresholds": {}}
-    write_json(home.verdict("marin-8b-proxy", "kestrel", "model"), loose)
+    write_sealed(home.verdict("marin-8b-proxy", "kestrel", "model"), loose)
     assert verdict_here(recipe, kestrel, home) == {"state": "out of date", "why": "its verdict on model has other limits"}
 
 

@@ -10,7 +10,6 @@ from phasewise.flows.site.shelf import Set, Shelf
 from phasewise.flows.site.site import Site
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import write_sealed
-from phasewise.trainer.base.storage import write_json
 from phasewise.validations.limits import GateLimits
 from phasewise.validations.verdict import Verdict, judge_gate, write_verdict
 from tests.validations.made_answers import guessed_result
@@ -54,12 +53,12 @@ def write_phase(home: Home, name: str, *, start: int = 0, stop: int = 40, parent
         "learning_rate": [{"kind": "constant", "start_step": 0, "end_step": stop, "start": 1e-3, "end": 1e-3}],
         "caches": {"law": "a", "web": "b"},
     }  # fmt: skip
-    write_json(folder / "run.json", run)
+    write_sealed(folder / "run.json", run)
     last = stop if done else (start + stop) // 2
     write_rows(folder / "metrics.jsonl", [row(step) for step in range(start + 1, last + 1)])
     os.utime(folder / "metrics.jsonl", (1, 1))
     if done:
-        write_json(folder / "result.json", {"phase": name, "final_loss": 4.2, "params_digest": "d" * 64, "run_digest": "c" * 64})
+        write_sealed(folder / "result.json", {"phase": name, "final_loss": 4.2, "params_digest": "d" * 64, "run_digest": "c" * 64})
         write_sealed(folder / "evaluation.json", evaluation())
         for gate in ("data", "health"):
             write_verdict(home.verdict(RUN_NAME, name, gate), sample(home, name, gate))
@@ -83,7 +82,7 @@ def write_home(root: Path) -> Home:
     run = json.loads((puma / "run.json").read_text())
     run["caches"] = {HOSTILE: "x", LONG: "y", TURNED: "z"}
     run["mixture"] = [[0, {HOSTILE: 50.0, LONG: 30.0, TURNED: 20.0}]]
-    write_json(puma / "run.json", run)
+    write_sealed(puma / "run.json", run)
     events = [
         {"time": "2026-11-23T10:00:00+00:00", "kind": "restart", "step": 12, "text": "went on from step 10"},
         {"time": "2026-11-23T10:05:00+00:00", "kind": "rolled_back", "step": 14, "text": HOSTILE},

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from phasewise.tasks.data.plan import DataPlan
+from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
@@ -17,15 +18,15 @@ class TestTrained:
     @pytest.fixture
     def trained(self, copied: World) -> RunConfig:
         run = run_of(copied.recipe, copied.home, "ocelot")
-        write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
+        write_sealed(Path(run.output) / "run.json", run.model_dump(mode="json"))
         contents = {name: cache["content"] for name, cache in Loader(run).contract()["components"].items()}
-        write_json(Path(run.output) / "caches.json", {"run_digest": run.digest, "contents": contents})
+        write_sealed(Path(run.output) / "caches.json", {"run_digest": run.digest, "contents": contents})
         return run
 
     def write_checkpoint(self, run: RunConfig, **changes: Any) -> None:
         folder = Path(run.output) / "checkpoints" / "45"
         write_json(folder / "about" / "metadata", {"contract": {**Loader(run).contract(), **changes}})
-        write_json(folder / "digests.json", {})
+        write_sealed(folder / "digests.json", {})
 
     def test_the_same_order_is_said_to_be_that_of_the_run(self, copied: World, trained: RunConfig):
         assert copied.ask("/ocelot", step=41)["phases"][0]["trained"] == "as traced"
@@ -65,9 +66,9 @@ class TestTrained:
 
     def test_before_the_first_checkpoint_its_settings_are_compared(self, copied: World, trained: RunConfig):
         changed = {**trained.model_dump(mode="json"), "order": {**trained.order.model_dump(), "seed": 77}}
-        write_json(Path(trained.output) / "run.json", changed)
+        write_sealed(Path(trained.output) / "run.json", changed)
         assert copied.ask("/ocelot", step=41)["phases"][0]["differs"][-1:] == ["seed"], "its caches are of another run, too"
-        write_json(Path(trained.output) / "run.json", {"no": "run"})
+        write_sealed(Path(trained.output) / "run.json", {"no": "run"})
         assert copied.ask("/ocelot", step=41)["phases"][0]["differs"] == ["the run file in its folder is invalid"]
 
     def test_a_cache_with_other_tokens_is_named(self, copied: World, trained: RunConfig, tmp_path: Path):
@@ -85,7 +86,7 @@ class TestTrained:
         assert changed.ask("/ocelot", step=41)["phases"][0]["differs"][-2:] == ["the cache of flan", "the cache of medu_science_qa"]
 
     def test_a_run_of_the_other_scale_is_pointed_at(self, copied: World):
-        write_json(copied.home.run("tiny-full", "ocelot") / "run.json", {})
+        write_sealed(copied.home.run("tiny-full", "ocelot") / "run.json", {})
         answer = copied.ask("/ocelot", step=41)
         assert answer["remarks"] == ["This home has ocelot trained at full scale, and this is proxy scale: --scale full traces that run."]
 

@@ -20,7 +20,7 @@ from phasewise.tasks.training.launchers import LocalLauncher
 from phasewise.tasks.training.run_identity import extend_run, finished_result, is_begun, last_saved_step, why_not_extended
 from phasewise.tasks.training.time_breakdown import read_attempts, read_time_breakdown
 from phasewise.trainer.base.errors import ExitCode, StorageError, TrainingDiverged, TrainingError, VerdictError
-from phasewise.trainer.base.identity import read_sealed
+from phasewise.trainer.base.identity import read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, append_event, read_events
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Execution, LearningRateSegment, Mesh, RunConfig
@@ -105,16 +105,16 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_another_run_sets_the_folder_aside(build_run: BuildRun, trained_at: Path, monkeypatch: Patch, caplog: Log):
     folder, before, after = trained_at / "changing", build_run("changing"), build_run("changing", seed=1)
-    write_json(folder / "run.json", before.model_dump(mode="json"))
-    write_json(folder / "result.json", {"run_digest": before.digest})
+    write_sealed(folder / "run.json", before.model_dump(mode="json"))
+    write_sealed(folder / "result.json", {"run_digest": before.digest})
     (folder / "checkpoints" / "10").mkdir(parents=True)
     kept = contents(folder)
     assert finished_result(before)
     assert finished_result(after) is None
-    write_json(folder / "run.json", after.model_dump(mode="json"))
+    write_sealed(folder / "run.json", after.model_dump(mode="json"))
     assert finished_result(before) is None, "what the folder says of its run was changed"
-    write_json(folder / "run.json", before.model_dump(mode="json"))
-    start_instead(monkeypatch, lambda file: write_json(file.with_name("result.json"), {"run_digest": after.digest}) or 0)
+    write_sealed(folder / "run.json", before.model_dump(mode="json"))
+    start_instead(monkeypatch, lambda file: write_sealed(file.with_name("result.json"), {"run_digest": after.digest}) or 0)
     assert launch_trainer(after, ignore)["run_digest"] == after.digest
     (aside,) = trained_at.glob("changing.superseded-*")
     assert contents(aside) == kept
@@ -212,7 +212,7 @@ def test_what_may_go_on_is_started_again(build_run: BuildRun, monkeypatch: Patch
         lives.append(run_file)
         if len(lives) <= MAX_RESTARTS:
             return code
-        write_json(run_file.parent / "result.json", {"life": len(lives)})
+        write_sealed(run_file.parent / "result.json", {"life": len(lives)})
         return 0
 
     start_instead(monkeypatch, end_early)
@@ -222,7 +222,7 @@ def test_what_may_go_on_is_started_again(build_run: BuildRun, monkeypatch: Patch
 
 def test_another_execution_goes_on_in_the_folder(build_run: BuildRun, trained_at: Path, monkeypatch: Patch, caplog: Log):
     before, folder = build_run("otherwise"), trained_at / "otherwise"
-    write_json(folder / "run.json", before.model_dump(mode="json"))
+    write_sealed(folder / "run.json", before.model_dump(mode="json"))
     (folder / "checkpoints" / "30").mkdir(parents=True)
     execution = {"mesh": {"fsdp": 2}, "remat": "full", "microbatch_sequences": 1}
     after = before.but(execution=execution, instrumentation={"layer_norms_every": 5, "tensorboard": True})
@@ -232,7 +232,7 @@ def test_another_execution_goes_on_in_the_folder(build_run: BuildRun, trained_at
         found.append(RunConfig.model_validate(read_sealed(run_file)))
         assert (run_file.parent / "checkpoints" / "30").is_dir()
         append_event(run_file.parent, "replanned", 30, "going on under other conditions")
-        write_json(run_file.parent / "result.json", {"run_digest": after.digest})
+        write_sealed(run_file.parent / "result.json", {"run_digest": after.digest})
         return 0
 
     start_instead(monkeypatch, look)
@@ -357,7 +357,7 @@ def test_a_segment_whose_checkpoint_is_not_there_is_trained_again(build_run: Bui
         lives.append(RunConfig.model_validate(read_sealed(run_file)).until_step)
         if len(lives) == 1:
             return ExitCode.MOVES
-        write_json(RunFolder(run.output).result, {})
+        write_sealed(RunFolder(run.output).result, {})
         return ExitCode.DONE
 
     start_instead(monkeypatch, end)

@@ -173,7 +173,7 @@ def test_the_swap_of_the_head_commits_a_checkpoint_which_comes_to_the_launcher_w
         assert launch.committed() == [5]
         assert launch.is_whole_elsewhere(5)
         write_json(launch.run.life, {"of": "the launcher"})
-        write_json(launch.work(0).run.result, {"step": 5})
+        write_sealed(launch.work(0).run.result, {"step": 5})
     assert find_damage(launch.run.checkpoint(5)) is None
     assert len(launch.run.metrics.read_text().splitlines()) == 5
     assert launch.run.life.exists(), "files that the launcher writes meanwhile stay"
@@ -186,7 +186,7 @@ def test_a_launcher_that_is_killed_loses_nothing_that_the_hosts_committed(gcs: P
     launch.train_to(5)
     launch.committer.commit()
     launch.train_to(10)
-    write_json(launch.work(0).run.result, {"step": 10})
+    write_sealed(launch.work(0).run.result, {"step": 10})
     launch.committer.finish()  # the hosts outlive their launcher, which does nothing any more
     for root in (tmp_path / "another machine", tmp_path):
         with Launch(root, gcs, name="launch-2") as second:

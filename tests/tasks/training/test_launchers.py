@@ -19,8 +19,9 @@ import pytest
 from phasewise.tasks.training.attempts import SliceSegment, launch_trainer
 from phasewise.tasks.training.launchers import Attempt, LocalLauncher
 from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import ROLL_CALL_NAME, RunFolder, read_events
-from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import Row
 from phasewise.trainer.run import main
@@ -119,7 +120,7 @@ class Story:
 @pytest.fixture(scope="module")
 def alone(build_run: BuildRun) -> list[Row]:
     run = short(build_run("alone"), STEPS)
-    write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
+    write_sealed(Path(run.output) / "run.json", run.model_dump(mode="json"))
     assert main([str(Path(run.output) / "run.json")]) == 0
     return rows_of(run)
 

@@ -14,8 +14,8 @@ from phasewise.tasks.training import launchers
 from phasewise.tasks.training.execution import CPU, ONE_DEVICE, Machine, execution_here, execution_summary, in_words, machine_here
 from phasewise.tasks.training.launchers import DONE_SECONDS, GRACE_SECONDS, Attempt, LocalLauncher, ProcessGroup, decisive
 from phasewise.trainer.base.errors import ConfigError, TrainingError
+from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, append_event
-from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Execution, Mesh, RunConfig, Steps
 from phasewise.trainer.preflight.spec import run_of
 from tests.tasks.training.conftest import BuildRun
@@ -195,7 +195,7 @@ def written(folder: Path, **execution: object) -> Path:
     phase = recipe.phases[0]
     run = build_run_of_recipe(recipe, phase, Home.open(str(folder)), dict.fromkeys(phase.components, Path("nowhere")))
     made = run.but(execution=Execution.model_validate({**run.execution.model_dump(), **execution}))
-    write_json(RunFolder(run.output).run_file, made.model_dump(mode="json"))
+    write_sealed(RunFolder(run.output).run_file, made.model_dump(mode="json"))
     return Path(run.output)
 
 

@@ -65,8 +65,8 @@ def test_another_plan_is_noted(build_run: BuildRun, monkeypatch: pytest.MonkeyPa
     run = build_run("noted")
     folder, again = Path(run.output), run.but(execution=Execution(mesh=Mesh(fsdp=2)))
     assert note_changed_plan(again) is None, "nothing is there to go on from"
-    write_json(folder / "run.json", run.model_dump(mode="json"))
-    write_json(folder / "checkpoints" / "60" / "digests.json", {})
+    write_sealed(folder / "run.json", run.model_dump(mode="json"))
+    write_sealed(folder / "checkpoints" / "60" / "digests.json", {})
     check_that_another_plan_is_noted(run, again, monkeypatch)
 
 
@@ -118,8 +118,8 @@ def case(prepared: Any, build_run: BuildRun, tmp_path: Path) -> Case:
     output = str(world.home.run("tiny", "phase"))
     run = build_run("phase").but(caches=caches, output=output)
     note_caches(run)
-    write_json(Path(output) / "run.json", run.model_dump(mode="json"))
-    write_json(Path(output) / "result.json", {"run_digest": run.digest})
+    write_sealed(Path(output) / "run.json", run.model_dump(mode="json"))
+    write_sealed(Path(output) / "result.json", {"run_digest": run.digest})
     return Case(world, run)
 
 

@@ -9,7 +9,7 @@ from phasewise.tasks.validation.decide import decide
 from phasewise.trainer.base.decision import Decisions, decision_path, seen_of
 from phasewise.trainer.base.errors import VerdictError
 from phasewise.trainer.base.identity import write_sealed
-from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.trainer.process.verdict_check import check_verdict
@@ -69,6 +69,6 @@ def test_a_decision_does_not_open_the_way_to_other_bytes_or_past_what_nobody_may
     verdict = read_json(run.verdict) | {"checks": [CHECK, {**CHECK, "table": "leakage"}]}
     write_sealed(run.verdict, verdict)
     forged = decision.but(seen=seen_of(verdict))
-    write_json(decision_path(run.verdict), Decisions(latest=forged).model_dump(mode="json"))
+    write_sealed(decision_path(run.verdict), Decisions(latest=forged).model_dump(mode="json"))
     with pytest.raises(VerdictError, match="does not pass: phase leak must not train"):
         check_verdict(run)
