@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from phasewise.tasks.data.digests import KnownDigests
-from phasewise.tasks.data.documents import DocumentsManifest, read_documents_manifest
+from phasewise.tasks.data.documents import documents_key, read_documents_manifest
 from phasewise.tasks.data.near_copies import REMOVED_NAME
-from phasewise.tasks.data.plan import CachePlan, DataPlan
+from phasewise.tasks.data.plan import ComponentPlan, DataPlan
 from phasewise.tasks.data.tokenizer import DIGEST_NAME, DOCUMENT_TOKENS_NAME, read_document_tokens
 from phasewise.tasks.evaluation.made_benchmarks import BenchmarkManifest
 from phasewise.tasks.home import TRIAL, Home
@@ -19,10 +19,11 @@ from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, read_sealed
 from phasewise.trainer.base.run_folder import COMPILED_NAME, RESULT_NAME, RunFolder
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, UNCOMMITTED, committed_files, saved_steps
-from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, Manifest, read_manifest
+from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, read_manifest
 from phasewise.trainer.process.compilation_cache import LIST_NAME
 from phasewise.validations.evidence.leakage.index import TABLE_NAME
 
+M = TypeVar("M")
 PREPARE = "delete its folder and prepare the data again"
 AGAIN = "the next run makes it again"
 RESTORE = "restore it from a copy, or the next run resumes from an earlier checkpoint"
@@ -45,10 +46,10 @@ def changed_files(home: Home, plan: DataPlan, run_name: str, digests: KnownDiges
     """
     inventory = _Inventory(home, digests)
     for component in plan.components.values():
-        inventory.add_data(component.documents, read_documents_manifest, "bundle-*.json")
+        inventory.add_documents(component)
         inventory.add_listed(component.near_copies, MANIFEST_NAME, lambda fields: {REMOVED_NAME: fields["removed_digest"]}, PREPARE)
         for split in SPLITS:
-            inventory.add_data(component.cache(split), read_manifest, "shard-*.json")
+            inventory.add_cache(component.cache(split).folder)
     tokenizer, digest_file = plan.tokenizer, plan.tokenizer.with_name(DIGEST_NAME)
     if tokenizer.parent.exists() and not digest_file.exists():
         inventory.add(digest_file, PREPARE)
@@ -151,28 +152,37 @@ class _Inventory:
         for name in self._digests.changed(folder, files, seal):
             self.add(folder / name, remedy)
 
-    def add_data(self, planned: CachePlan, read: Callable[[Path], DocumentsManifest | Manifest], records: str) -> None:
-        """Check a folder of documents or a token cache with the records of its parts."""
-        folder = planned.folder
+    def add_documents(self, component: ComponentPlan) -> None:
+        """Check the documents of a component with the records of its bundles."""
+        source = component.source
+        expected = (documents_key(source, component.listing), source.described().get("deduplicate", "exact"))
+        folder = component.documents.folder
+        manifest = self._read_data(folder, read_documents_manifest, "bundle-*.json")
+        if manifest is not None:
+            if (manifest.key, manifest.source.get("deduplicate", "exact")) != expected:
+                self.add(folder / MANIFEST_NAME, PREPARE)
+            self.add_changed(folder, manifest.files, folder / MANIFEST_NAME, PREPARE)
+
+    def add_cache(self, folder: Path) -> None:
+        """Check a token cache with the records of its shards."""
+        manifest = self._read_data(folder, read_manifest, "shard-*.json")
+        if manifest is not None:
+            if not folder.name.endswith(manifest.key[:16]) and folder.is_relative_to(self._home.root):
+                self.add(folder / MANIFEST_NAME, PREPARE)
+            for shard in manifest.shards:
+                self.add_changed(folder, shard.files, folder / MANIFEST_NAME, PREPARE)
+
+    def _read_data(self, folder: Path, read: Callable[[Path], M], records: str) -> M | None:
         if not folder.exists():
-            return
-        seal = folder / MANIFEST_NAME
+            return None
         try:
             manifest = read(folder)
         except DataError:
-            self.add(seal, PREPARE)
-            return
-        if isinstance(manifest, DocumentsManifest):
-            is_own, lists = manifest.key == planned.key, [manifest.files]
-        else:
-            is_own = folder.name.endswith(manifest.key[:16]) or not folder.is_relative_to(self._home.root)
-            lists = [shard.files for shard in manifest.shards]
-        if not is_own:
-            self.add(seal, PREPARE)
-        for files in lists:
-            self.add_changed(folder, files, seal, PREPARE)
+            self.add(folder / MANIFEST_NAME, PREPARE)
+            return None
         for path in sorted(folder.glob(records)):
             self.add_sealed(path, PREPARE)
+        return manifest
 
     def add_run(self, run: RunFolder) -> None:
         """Check a run's sealed files and its checkpoints."""

@@ -137,6 +137,7 @@ def name_for(file: Path) -> str:
 
 def _head(file: Path, folder: Path, found: InspectedFolder, imports: str, title: str, tried: str) -> str:
     reading = f'format="jsonl", text_key={json.dumps(found.text_key)}' if found.text_key else 'format="paragraphs"'
+    reading += ', deduplicate="near"'
     return HEAD.format(
         title=title,
         tried=tried,

@@ -58,7 +58,8 @@ def test_a_planted_item_is_reported_with_everything_that_finds_it(data_evidence:
     assert reason.expectation == "expect_leaked_items_within_limit"
     assert reason.sentence == (
         "item mc-0012 of continuation is in component starcoderdata, file sources/starcoderdata/part-0.jsonl, document 1 "
-        "(question, score 1.00). Remove it from the source and run again."
+        "(question, score 1.00). Remove it from the source and run again. For held-out text, leave out near copies with "
+        'deduplicate="near" in the source, or set max_held_out_percent.'
     )
     assert reason.found == f"question of item mc-0012, score 1.00: {PLANTED}"
     assert reason.limit == "at most 0 items with score 0.7 or more"
@@ -93,7 +94,7 @@ def test_a_benchmark_of_which_much_leaks_is_reported_once(data_evidence: Build, 
     leakage = pd.concat([data_evidence().leakage, gsm8k], ignore_index=True).assign(scan_key="scan", expected_scan_key="scan")
     (reason,) = judge(replace(evidence, leaked_items=leaked, leakage=leakage)).reasons
     said = "1,319 of 1,319 items of gsm8k are in component starcoderdata, file test.json"
-    assert reason.sentence == f"{said}. Remove it from the source and run again."
+    assert reason.sentence.startswith(f"{said}. Remove it from the source and run again. ")
     assert reason.found.startswith("question of item 0, score 1.00: Quiz night.")
 
 
