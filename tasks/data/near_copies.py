@@ -58,6 +58,7 @@ REMOVED_SCHEMA = pa.schema(
     {"id": pa.string(), "source_file": pa.string(), "kept_id": pa.string(), "kept_source_file": pa.string(), "similarity": pa.float32()}
 )
 MAX_OPEN_PARTS = 64
+WORDS_CODE = tuple(f"validations/evidence/leakage/{name}.py" for name in ("words", "fold"))
 Run = Callable[[str, Callable[..., object], Sequence[tuple[object, ...]]], object]
 MAX_SAMPLES, EXCERPT_CHARACTERS = 20, 160
 
@@ -72,7 +73,7 @@ def key_of_search(documents_key: str, deduplicate: Deduplicate | None) -> str:
             library = version("rensa")
         except PackageNotFoundError:
             raise ConfigError('deduplicate "near": expected the package rensa, found none. Install it with `pip install rensa`.') from None
-        search = f"near-1+{code_digest(sys.modules[__name__], 'validations/evidence/leakage/words.py')}+rensa-{library}"
+        search = f"near-1+{code_digest(sys.modules[__name__], *WORDS_CODE)}+rensa-{library}"
     return digest_of_json({"documents": documents_key, "deduplicate": search})
 
 
@@ -348,14 +349,18 @@ def remove_copies(
     names: dict[int, tuple[str, str]] = {}
     excerpts: dict[int, str] = {}
     for part in parts:
-        inside = numbers[(numbers >= part.first) & (numbers < part.first + part.documents)]
-        if len(inside):
-            with (folder / f"{part.name}.parquet").open("rb") as source:
-                table = pq.read_table(source, columns=["id", "source_file", "text"]).take((inside - part.first).tolist())
-            for number, name, file, text in zip(inside.tolist(), *(column.to_pylist() for column in table.columns), strict=True):
-                names[number] = (name, file)
-                if number in quoted:
-                    excerpts[number] = " ".join(text[: 4 * EXCERPT_CHARACTERS].split())[:EXCERPT_CHARACTERS]
+        row, end = part.first, part.first + part.documents
+        if np.searchsorted(numbers, row) == np.searchsorted(numbers, end):
+            continue
+        columns = ["id", "source_file", *(["text"] if any(row <= number < end for number in quoted) else [])]
+        with (folder / f"{part.name}.parquet").open("rb") as source, pq.ParquetFile(source) as parquet:
+            for batch in parquet.iter_batches(columns=columns):
+                low, high = np.searchsorted(numbers, [row, row + len(batch)])
+                for number in numbers[low:high].tolist():
+                    names[number] = (str(batch["id"][number - row]), str(batch["source_file"][number - row]))
+                    if number in quoted:
+                        excerpts[number] = " ".join(str(batch["text"][number - row]).split())[:EXCERPT_CHARACTERS]
+                row += len(batch)
     removed = np.array(sorted(chosen), np.int64)
     firsts = np.array([part.first for part in parts], np.int64)
     rows = np.zeros(len(chosen), COPY)
