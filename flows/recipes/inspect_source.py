@@ -77,7 +77,8 @@ def inspect_folder(folder: Path) -> InspectedFolder:
 def _files(folder: Path) -> Iterator[Path]:
     for place, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(place) / name for name in sorted(files) if not name.startswith("."))
+        paths = (Path(place) / name for name in sorted(files) if not name.startswith("."))
+        yield from (path for path in paths if path.is_file())  # a link may lead nowhere
 
 
 def _is_text(path: Path) -> bool:

@@ -103,6 +103,7 @@ def test_a_recipe_as_data_is_the_same_recipe(phasewise: Run):
 def test_json_lines_are_read_by_their_longest_field_and_the_rest_is_named(phasewise: Run, tmp_path: Path):
     lines = "".join(json.dumps({"id": f"x{number}", "body": "word " * (number + 1)}) + "\n" for number in range(100))
     write(tmp_path / "text", a_jsonl=lines, b_txt="few words", c_bin="\0\1")
+    (tmp_path / "text" / "gone.txt").symlink_to("nowhere")
     found = inspect_folder(tmp_path / "text")
     assert (found.include, found.text_key, found.left_out, found.documents) == (("*.jsonl",), "body", (".txt",), 100)
     assert found.median_characters == 252
