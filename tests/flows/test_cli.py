@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 
 from phasewise.flows.cli import doctor, main
 from phasewise.flows.cli.help import GROUPS
@@ -270,7 +269,7 @@ def test_lineage_says_what_changes(phasewise: Run, scale: str):
     assert shown["phases"][1]["fresh"] == ["ema"]
 
 
-def test_the_shape_is_the_documented_one():
+def test_a_judgement_of_an_order_has_the_documented_shape():
     judgement = judge_order("feistel", 786_432, 3)
     assert json.loads(json.dumps(judgement, allow_nan=False)) == judgement
     assert [judgement[name] for name in ("kind", "length", "seed", "passes")] == ["feistel", 786_432, 3, True]
@@ -295,36 +294,29 @@ def test_the_record_s_orders_fail(kind: str):
         ("feistel", 2**40 + 1, 0, "found 1099511627777"), ("feistel", 10, -1, "from 0 to 2.64 - 1, found -1"),
     ],
 )  # fmt: skip
-def test_wrong_usage_names_what_is_possible(kind: str, length: int, seed: int, said: str):
+def test_an_order_that_cannot_be_judged_names_what_is_possible(kind: str, length: int, seed: int, said: str):
     with pytest.raises(ConfigError, match=said):
         judge_order(kind, length, seed)
 
 
-# `phasewise doctor` on this machine, and on a worse one.
-
-
-def call(*words: object) -> Result:
-    return CliRunner().invoke(main.main, ["doctor", *map(str, words)])
-
-
-def test_a_machine_on_which_the_tests_run_is_healthy(tmp_path: Path):
-    found = call("--home", tmp_path, "--json")
+def test_a_machine_on_which_the_tests_run_is_healthy(phasewise: Run, tmp_path: Path):
+    found = phasewise("doctor --home", tmp_path, "--json")
     described = json.loads(found.stdout)
     assert (found.exit_code, described["problems"]) == (0, [])
     assert described["packages"]["prefect"].startswith("3.8")
     assert {one["platform"] for one in described["devices"]} == {"cpu"}
     assert described["home"]["url"] == str(tmp_path)
-    shown = call("--home", tmp_path)
+    shown = phasewise("doctor --home", tmp_path)
     assert "nothing is wrong" in shown.stdout
     assert str(tmp_path) in shown.stdout
 
 
-def test_each_problem_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_each_problem_of_a_machine_is_named_with_its_remedy(phasewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     real, others = doctor.installed, {"fastapi": "0.200.0", "dask": None, "wandb": None}
     monkeypatch.setattr(doctor, "installed", lambda package: others[package] if package in others else real(package))
     monkeypatch.setattr(doctor, "MIN_FREE_GIB", 10**9)
     monkeypatch.setenv("JAX_ENABLE_X64", "1")
-    found = call("--home", tmp_path, "--json")
+    found = phasewise("doctor --home", tmp_path, "--json")
     described = json.loads(found.stdout)
     assert found.exit_code == 1
     said = "\n".join(described["problems"])
@@ -334,6 +326,6 @@ def test_each_problem_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pyte
     assert "JAX_ENABLE_X64" in said
     assert described["extras"]["wandb"] == ["wandb"]
     assert len(described["problems"]) == 4
-    refused = call("--home", "ftp://somewhere")
+    refused = phasewise("doctor --home", "ftp://somewhere")
     assert refused.exit_code == 1
     assert "must be a local folder or a gs:// URL" in refused.stdout

@@ -71,8 +71,9 @@ def test_nothing_but_these_fields_changes_and_each_of_them_does():
 
 
 @each
-def test_the_structure_stays(name: str, scale: Between):
+def test_the_structure_stays_and_lengths_keep_their_ratios(name: str, scale: Between):
     full, small = FULL[name], SCALED[name, scale]
+    divisor = scaling_of(full, scale).axis.divisor
     assert (small.run_name, small.tokenizer, small.accepts) == (f"{name}-{scale}", full.tokenizer, full.accepts)
     assert Recipe.model_validate(small.model_dump(mode="json")) == small
     for before, after in pairs(name, scale):
@@ -89,12 +90,6 @@ def test_the_structure_stays(name: str, scale: Between):
             assert [(one.part, one.phase) for one in after.start.graft] == [(one.part, one.phase) for one in before.start.graft]
         else:
             assert after.start == before.start == FromScratch(seed=0)
-
-
-@each
-def test_lengths_keep_their_ratios(name: str, scale: Between):
-    divisor = scaling_of(FULL[name], scale).axis.divisor
-    for before, after in pairs(name, scale):
         was, now = ([one.start_step, one.stop_step, *(step for step, _ in one.mixture.root)] for one in (before, after))
         assert now == pytest.approx([step / divisor for step in was], abs=0.5)
 
@@ -127,15 +122,10 @@ def test_scales_grow(name: str):
 
 
 @each
-def test_it_sees_twenty_tokens_a_parameter(name: str, scale: Between):
-    small = SCALED[name, scale]
+def test_it_sees_twenty_tokens_a_parameter_and_batches_follow_the_root_of_the_tokens(name: str, scale: Between):
+    full, small = FULL[name], SCALED[name, scale]
     most = max(small.tokens_before(phase, phase.stop_step) for phase in small.main_line)
     assert most == pytest.approx(TOKENS_A_PARAMETER * TARGETS[scale], rel=0.005)
-
-
-@each
-def test_batches_follow_the_root_of_the_tokens_and_keep_their_ratios(name: str, scale: Between):
-    full = FULL[name]
     share = TOKENS_A_PARAMETER * TARGETS[scale] / max(full.tokens_before(phase, phase.stop_step) for phase in full.main_line)
     ratios = {
         after.batch.at(after.stop_step - 1) / before.batch.at(before.stop_step - 1)
@@ -145,7 +135,6 @@ def test_batches_follow_the_root_of_the_tokens_and_keep_their_ratios(name: str, 
     assert len(ratios) == 1
     ratio = ratios.pop()
     assert math.sqrt(share / 2) <= ratio <= math.sqrt(share * 2)
-    small = SCALED[name, scale]
     first = small.main_line[0].model.seq_len
     assert all(phase.batch.at(phase.start_step) % 8 == 0 for phase in small.main_line if phase.model.seq_len == first)
 
@@ -168,8 +157,10 @@ def test_the_learning_rate_follows_width_and_batch(name: str, scale: Between):
 
 
 @each
-def test_warm_ups_and_decays_have_steps_enough(name: str, scale: Between):
+def test_warm_ups_and_decays_have_steps_enough_and_blocks_express_every_mixture(name: str, scale: Between):
     for phase in SCALED[name, scale].phases:
+        if phase.name not in ("dessert-v1", "dessert-v3"):  # whose shares no block of 2,048 has
+            check_mixtures(SCALED[name, scale], [phase])
         for segment in phase.learning_rate:
             if segment.kind != "constant":
                 assert segment.end_step - segment.start_step >= 4
@@ -178,13 +169,6 @@ def test_warm_ups_and_decays_have_steps_enough(name: str, scale: Between):
             assert first.end_step >= 40
         for _, decay in phase.stability.ema_decay.root:
             assert decay is None or 1 / (1 - decay) >= 20 - 1e-6
-
-
-@each
-def test_blocks_express_every_mixture(name: str, scale: Between):
-    for phase in SCALED[name, scale].phases:
-        if phase.name not in ("dessert-v1", "dessert-v3"):  # whose shares no block of 2,048 has
-            check_mixtures(SCALED[name, scale], [phase])
 
 
 def test_the_data_are_the_real_ones(tmp_path: Any):
@@ -249,6 +233,7 @@ def test_what_has_no_rule_stays(full: Phase, proxy: Phase):
     assert proxy.order.permutation == full.order.permutation
     assert proxy.gates.model == full.gates.model
     assert (proxy.gates.data.leakage, proxy.gates.data.max_epochs) == (full.gates.data.leakage, full.gates.data.max_epochs)
+    assert [(one.kind, one.start, one.end) for one in proxy.learning_rate] == [(one.kind, one.start, one.end) for one in full.learning_rate]
     if isinstance(full.start, HandOff) and isinstance(proxy.start, HandOff):
         assert (proxy.start.declares, proxy.start.fresh) == (full.start.declares, full.start.fresh)
 
@@ -261,11 +246,6 @@ def test_the_model_keeps_its_ratios(full: Phase, proxy: Phase):
     assert small.d_ff / small.d_model == large.d_ff / large.d_model
     assert small.head_dim * small.num_query_heads == small.d_model
     assert (small.rms_norm_epsilon, small.initializer_std) == (large.rms_norm_epsilon, large.initializer_std)
-
-
-@each_phase
-def test_learning_rates_stay_as_they_are(full: Phase, proxy: Phase):
-    assert [(one.kind, one.start, one.end) for one in proxy.learning_rate] == [(one.kind, one.start, one.end) for one in full.learning_rate]
 
 
 @st.composite
@@ -296,23 +276,15 @@ def test_the_moving_average_has_a_thousandth_of_the_horizon(full: float | None, 
 
 
 @each_phase
-def test_every_component_has_a_sequence_in_every_block(full: Phase, proxy: Phase):
+def test_every_component_has_a_sequence_in_every_block_and_the_largest_pays_for_it(full: Phase, proxy: Phase):
     assert proxy.order.block_sequences == BLOCK_SEQUENCES == 160
-    for (_, before), (_, after) in zip(full.mixture.root, proxy.mixture.root, strict=True):
-        counts = block_counts(after, PROXY.phases[0].order)
-        assert sum(counts.values()) == BLOCK_SEQUENCES
-        assert min(counts.values()) >= 1
-        assert set(counts) == set(before)
-
-
-@each_phase
-def test_what_is_raised_is_the_largest_ones_loss(full: Phase, proxy: Phase):
     least = 100 / BLOCK_SEQUENCES
     for (_, before), (_, after) in zip(full.mixture.root, proxy.mixture.root, strict=True):
-        largest = max(before, key=lambda name: before[name])
+        counts = block_counts(after, PROXY.phases[0].order)
+        assert (sum(counts.values()), min(counts.values()) >= 1, set(counts)) == (BLOCK_SEQUENCES, True, set(before))
         changed = {name for name in before if after[name] != pytest.approx(before[name])}
         raised = {name for name in before if before[name] < least}
-        assert changed - {largest} == raised
+        assert changed - {max(before, key=lambda name: before[name])} == raised
         assert all(after[name] == pytest.approx(least) for name in raised)
         assert sum(after.values()) == pytest.approx(sum(before.values()))
 
