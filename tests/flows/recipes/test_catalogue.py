@@ -28,7 +28,7 @@ FILES: dict[str, dict[str, list[str]]] = json.loads((RECORD / "files.json").read
 
 def test_it_is_the_catalogue_that_was_reviewed():
     data = {name: entry.model_dump(mode="json") for name, entry in CATALOGUE.items()}
-    assert digest_of_json(data)[:12] == "a185f885b778"
+    assert digest_of_json(data)[:12] == "daeb64a64aea"
 
 
 @pytest.mark.parametrize("name", FILES)

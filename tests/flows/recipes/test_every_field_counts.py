@@ -351,12 +351,12 @@ class World:
             imported = RunFolder(folder_of(phase.start, phase.model, self.home, recipe.run_name))
             files = {name: content_digest(Path(phase.start.pretrained) / name)[1] for name in ("config.json", "model.safetensors")}
             write_sealed(imported.path / SOURCE_NAME, {"files": files, "params_digest": digest_of_json(files)})
-            write_json(imported.checkpoint(0) / "digests.json", {})
+            write_sealed(imported.checkpoint(0) / "digests.json", {})
         try:
             run = build_run(recipe, phase, self.home, plan.folders("train"), held_out=plan.folders("held_out"))
         except CheckpointError as missing:  # it asks for a checkpoint of another step, which nobody made here
             return {"run": str(missing)}
-        write_json(Path(run.output) / "result.json", {"params_digest": run.digest})
+        write_sealed(Path(run.output) / "result.json", {"params_digest": run.digest})
 
         def verdict_key(suite: str, limits: Any) -> str:
             accepts = accepted_by(suite, accepted_in(phase.name, recipe.accepts))
