@@ -8,9 +8,10 @@ from pathlib import Path
 from random import Random
 
 import orjson
+from packaging.utils import canonicalize_name
 
 from experiments.bench.real_text import real_texts
-from phasewise.tasks.data.stand_ins import roots, texts_of
+from phasewise.tasks.data.stand_ins import required_packages, roots, texts_of
 from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document
 from tests.shared_data import ROOT
@@ -27,10 +28,12 @@ def corpus_files() -> list[Path]:
 
 
 def host_paragraphs(rng: Random) -> list[str]:
-    """Paragraphs of encyclopedia, plays, the language reference and package descriptions, neighbours together."""
+    """Paragraphs of encyclopedia, plays, the language reference and descriptions of required packages, neighbours together."""
     texts = [path.read_text(encoding="utf-8") for path in corpus_files()]
     texts += texts_of("topics", (roots()["stdlib"] / "pydoc_data" / "topics.py").read_text(encoding="utf-8"), "")
-    descriptions = sorted(roots()["site"].glob("*.dist-info/METADATA"))
+    required = required_packages()
+    installed = sorted(roots()["site"].glob("*.dist-info/METADATA"))
+    descriptions = (path for path in installed if canonicalize_name(path.parent.name.partition("-")[0]) in required)
     texts += itertools.chain.from_iterable(
         texts_of("text", path.read_text(encoding="utf-8", errors="replace"), "") for path in descriptions
     )
