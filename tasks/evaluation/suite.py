@@ -71,7 +71,7 @@ class SuiteResult(TypedDict):
     source: str
     value: float | None
     stderr: float | None
-    interval: tuple[float, float] | None
+    interval: list[float] | None
     items: int
     ungraded: int
     hole: str | None
@@ -227,7 +227,7 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
         "stderr": float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None,
         "items": len(values),
         "ungraded": (ungraded := sum(answer["ungraded"] for answer in answers)),
-        "interval": score_interval(sum(values), len(values), ungraded) if min(values) >= 0 and max(values) <= 1 else None,
+        "interval": list(score_interval(sum(values), len(values), ungraded)) if min(values) >= 0 and max(values) <= 1 else None,
         "choice_probability": _choice_probability(answers),
         "others": _others(found, definition),
         "baseline": max(floor for floor in floors.values() if floor is not None),

@@ -26,6 +26,7 @@ DECIDES_NO_MEASURE = {
     "phasewise.tasks.data.verify": "compares a cache with its manifest, and refuses it or not",
     "phasewise.tasks.evaluation.made_benchmarks": "reads benchmarks, whose bytes are in the key",
     "phasewise.tasks.evaluation.gate_benchmarks": "its code is in the digests of real benchmarks and needles, which are in the key",
+    "phasewise.tasks.evaluation.corpus_fit": "its code is in the key of phases with own held-out text",
     "phasewise.tasks.progress": "says what happens",
 }
 
