@@ -8,6 +8,7 @@ from phasewise.flows import resolved as module
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import resolve, resolve_phase, resolving_once
 from phasewise.tasks.home import Home
+from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import read_json, write_json
 
 
@@ -57,12 +58,12 @@ def test_a_run_is_built_once_for_the_weights_that_it_starts_from(recipe: str, tm
     assert ocelot
     write_sources(resolved.home, resolved.recipe)
     result = resolved.home.run("tiny-proxy", "kestrel") / "result.json"
-    write_json(result, {"params_digest": "first"})
+    write_sealed(result, {"params_digest": "first"})
     first = resolved.run(ocelot)
     monkeypatch.setattr(module, "build_run", pytest.fail)
     assert resolved.run(ocelot) is first
     monkeypatch.undo()
-    write_json(result, {"params_digest": "second"})
+    write_sealed(result, {"params_digest": "second"})
     second = resolved.run(ocelot)
     assert second.start
     assert second.start.params_digest == "second"
