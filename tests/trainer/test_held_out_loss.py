@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.config import Execution, LossEvaluation, ModelConfig, RunConfig
 from phasewise.trainer.data.loader import Batch
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
@@ -83,7 +83,7 @@ def test_text_that_is_trained_on_or_without_a_token_to_predict_is_refused(caches
 
 
 def train(run: RunConfig) -> tuple[str, list[Row]]:
-    write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
+    write_sealed(Path(run.output) / "run.json", run.model_dump(mode="json"))
     return execute(run)["params_digest"], read_metrics(Path(run.output) / "metrics.jsonl")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import Row
@@ -61,7 +62,7 @@ def test_a_missing_extra_is_refused_before_any_work(
 ):
     monkeypatch.setattr("phasewise.trainer.config.execution.find_spec", lambda name: None)
     run = make_run(f"without {extra}", instrumentation={extra: {"wandb": "offline", "mlflow": "sqlite:///x"}.get(extra, True)})
-    write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
+    write_sealed(Path(run.output) / "run.json", run.model_dump(mode="json"))
     assert main([str(Path(run.output) / "run.json")]) == 2
     said = capsys.readouterr().err
     assert f"instrumentation.{extra} needs the package" in said

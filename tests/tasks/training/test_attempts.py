@@ -22,7 +22,6 @@ from phasewise.tasks.training.time_breakdown import read_attempts, read_time_bre
 from phasewise.trainer.base.errors import ExitCode, StorageError, TrainingDiverged, TrainingError, VerdictError
 from phasewise.trainer.base.identity import read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, append_event, read_events
-from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Execution, LearningRateSegment, Mesh, RunConfig
 from phasewise.trainer.metrics import Row, read_metrics
 from phasewise.trainer.process.signals import STOP_VARIABLE
@@ -303,7 +302,7 @@ def segments_of(run: RunConfig) -> list[SliceSegment]:
 
 def train_here(run: RunConfig) -> int:
     file = RunFolder(run.output).run_file
-    write_json(file, run.model_dump(mode="json"))
+    write_sealed(file, run.model_dump(mode="json"))
     return main([str(file)])
 
 

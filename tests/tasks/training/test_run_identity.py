@@ -14,9 +14,8 @@ from phasewise.tasks.preflight.launcher import preflight_setup
 from phasewise.tasks.preflight.plan import Setup
 from phasewise.tasks.training import run_identity as module
 from phasewise.tasks.training.run_identity import finished_result, is_begun, note_caches, note_changed_plan
-from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.identity import read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import CACHES_NAME, read_events
-from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.checkpoints.files import remove_checkpoint
 from phasewise.trainer.config import Execution, Mesh, RunConfig
 from phasewise.trainer.data.manifest import Manifest, read_manifest, write_manifest
@@ -33,7 +32,7 @@ def quick_compilation() -> None:
 
 def train(run: RunConfig, *, devices: int) -> list[float]:
     path = Path(run.output) / "run.json"
-    write_json(path, run.model_dump(mode="json"))
+    write_sealed(path, run.model_dump(mode="json"))
     if devices == 1:
         assert main([str(path)]) == 0
         return [row["loss"] for row in rows_of(run)]
@@ -146,7 +145,7 @@ def test_what_was_trained_on_is_known_from_notes_or_from_manifests(case: Case, l
     again = case.again()
     notes = Path(case.run.output) / CACHES_NAME
     if "of this run" in lacks:
-        write_json(notes, {**read_json(notes), "run_digest": "another"})
+        write_sealed(notes, {**read_sealed(notes), "run_digest": "another"})
     elif "notes" in lacks:
         notes.unlink()
     for folder in case.run.caches.values() if "caches" in lacks else ():
