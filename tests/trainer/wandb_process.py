@@ -14,6 +14,8 @@ FULL, FIRST, LAST = 1, 2, 4
 
 def deliver(run_file: str, steps: range) -> None:
     """One life of a run's process: these rows are written, or were before it."""
+    import wandb
+
     from phasewise.trainer.recorder import open_sinks, send
     from phasewise.trainer.run import read_run
 
@@ -21,6 +23,7 @@ def deliver(run_file: str, steps: range) -> None:
     send(sinks, [{"step": s, "loss": 1 / s, "grad_norm": None if s == 2 else float(s), "skipped": 0.0} for s in steps])
     for sink in sinks:
         sink.close()
+    wandb.teardown()  # the service has written all of its file once it ends
 
 
 def records(path: Path) -> Iterator[bytes]:
