@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phasewise.trainer.config import LearningRateSegment, learning_rate_at, turns_of, value_in
+from phasewise.trainer.config import LearningRateSegment, check_segments_end, learning_rate_at, turns_of, value_in
 from phasewise.trainer.interventions import NO_LIMIT, Limit, Window, is_skipped, limit_from, push, scheduled_at
 from tests.trainer.conftest import MakeRun
 
@@ -23,6 +23,19 @@ def pushed(numbers: list[float], length: int) -> Window:
     for number in numbers:
         window = push_compiled(window, np.float32(number))
     return window
+
+
+@pytest.mark.parametrize(("kind", "start", "end", "said"), [
+    ("constant", 40, 60, "never starts"), ("linear", 39, 60, "is not finished"), ("constant", 39, 60, None), ("linear", 20, 40, None),
+])  # fmt: skip
+def test_a_schedule_ends_with_its_phase(kind: str, start: int, end: int, said: str | None):
+    rates = {"start": 1.0, "end": 1.0 if kind == "constant" else 0.5}
+    segment = LearningRateSegment.model_validate({"kind": kind, "start_step": start, "end_step": end, **rates})
+    if said is None:
+        check_segments_end((segment,), 40)
+    else:
+        with pytest.raises(ValueError, match=said):
+            check_segments_end((segment,), 40)
 
 
 @given(numbers=values, length=st.sampled_from([2, 5, 9]), sigmas=st.floats(0.5, 6, width=32))
