@@ -17,7 +17,7 @@ BUDGET = {
     "small files with one importer": 13,
     "functions per 100 lines of code": 6.6,
     "lines of experiments": 8_190,
-    "lines of tests": 42_970,
+    "lines of tests": 42_990,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)
