@@ -18,7 +18,7 @@ from phasewise.deployments.declared import MAX_TRAININGS, Deployment, Pool, Sour
 from phasewise.deployments.register import register, register_notification
 from phasewise.deployments.site_process import OwnSite, bind_problem, own_site
 from phasewise.deployments.worker import supervise, work
-from phasewise.flows.prefect.access import AUTH_NAME, hide_from_children, keep_links, opened
+from phasewise.flows.prefect.access import AUTH_NAME, OPEN_PATH, hide_from_children, keep_links
 from phasewise.flows.prefect.missed_schedules import close_missed
 from phasewise.flows.prefect.server import SERVED, OwnServer, client_environment, own_server
 from phasewise.flows.prefect.stale_runs import close_leftovers
@@ -135,7 +135,8 @@ async def _serve(plan: Plan, url: str, server: OwnServer | None, site: OwnSite) 
 def _instructions(plan: Plan, url: str, site: OwnSite, auth: str | None) -> str:
     prefect = Path(sys.executable).with_name("prefect")
     ui = url.removesuffix("/api")
-    links = opened(ui, auth) if auth else ui, site.problem or site.link(auth)
+    # Browsers never send the part after # to a server
+    links = f"{ui}{OPEN_PATH}#{auth}" if auth else ui, site.problem or site.link(auth)
     kept = keep_links(plan.home, links)
     # Links with secrets are for a terminal and a private file: other output may be stored
     shown = links if sys.stdout.isatty() else (ui, site.problem or site.url)

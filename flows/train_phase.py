@@ -42,9 +42,10 @@ def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[PlannedSegment, ..
         if not slices or slices[-1][1] != name:
             slices.append((step, name))
     plans = {name: plan_of(resolved, phase, name) or execution_here(run, machine) for name in dict.fromkeys(name for _, name in slices)}
-    plans = {name: phase.execution.over(plan) for name, plan in plans.items()}
-    if stated := phase.execution.model_dump(mode="json", exclude_none=True):
-        say(f"{phase.name}: the recipe states {', '.join(f'{name} {json.dumps(value)}' for name, value in stated.items())}")
+    stated = {name: value for name, value in phase.execution if value is not None}
+    plans = {name: plan.but(**stated) for name, plan in plans.items()}
+    if in_json := phase.execution.model_dump(mode="json", exclude_none=True):
+        say(f"{phase.name}: the recipe states {', '.join(f'{name} {json.dumps(value)}' for name, value in in_json.items())}")
     untils = [*(step for step, _ in slices[1:]), None]
     found = tuple(
         PlannedSegment(run=run.but(execution=plans[name], until_step=until), slice_name=name)

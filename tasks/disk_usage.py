@@ -2,19 +2,19 @@
 
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from phasewise.tasks.data.documents import DocumentsManifest, read_documents_manifest
+from phasewise.tasks.data.documents import read_documents_manifest
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.tokenizer_training import TOKENIZER_NAME
 from phasewise.tasks.home import TRIAL, Home
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.run_folder import SUPERSEDED
-from phasewise.trainer.data.manifest import SPLITS, Manifest, read_manifest
+from phasewise.trainer.data.manifest import SPLITS, Manifest, find_manifest
 
 KEY_LENGTH = 16
 _KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH},64}}")
@@ -49,7 +49,12 @@ def find_removable(home: Home, plans: Collection[DataPlan], evidence: Collection
     archived = {path: "archived: the phase was trained again" for path in runs if SUPERSEDED in path.name}
     if with_trials:
         archived |= {path: "a trial" for path in runs if TRIAL in path.name}
-    named = _keys_in(file for path in runs if path not in archived for file in (*path.rglob("*.json"), *_verdicts(home, path)))
+    verdicts = {path: home.work / "verdicts" / path.parent.name / path.name for path in runs}
+    named: set[str] = set()
+    for path in [path for path in runs if path not in archived]:
+        for file in (*path.rglob("*.json"), *verdicts[path].glob("*.json")):
+            with suppress(FileNotFoundError):
+                named |= {key[:KEY_LENGTH] for key in _KEY.findall(file.read_text(encoding="utf-8", errors="replace"))}
     for plan in plans:
         folders = [plan.tokenizer.parent, plan.benchmarks]
         folders += [one.folder for part in plan.components.values() for one in (part.documents, part.train, part.held_out)]
@@ -57,9 +62,9 @@ def find_removable(home: Home, plans: Collection[DataPlan], evidence: Collection
     named |= {path.parent.name for path in evidence}
     outdated = _outdated_data(home, plans, named)
     kept = [folder for folder in home.root.glob("tokens/*/*") if folder not in outdated]
-    tokenizers = {manifest.tokenizer_digest for folder in kept if (manifest := _manifest(folder))}
+    tokenizers = {manifest.tokenizer_digest for folder in kept if (manifest := find_manifest(folder))}
     reasons = archived | outdated
-    reasons |= {verdict: reason for path, reason in archived.items() for verdict in _verdicts(home, path, whole=True)}
+    reasons |= {verdicts[path]: reason for path, reason in archived.items() if verdicts[path].exists()}
     for folder in home.root.glob("tokenizers/*"):
         file = folder / TOKENIZER_NAME
         if folder.name not in named and not (file.is_file() and digest_of_file(file) in tokenizers):
@@ -67,8 +72,8 @@ def find_removable(home: Home, plans: Collection[DataPlan], evidence: Collection
     for folder in (*home.root.glob("benchmarks/*"), *home.root.glob("evidence/*/*")):
         if folder.is_dir() and folder.name not in named:
             reasons[folder] = f"outdated {folder.relative_to(home.root).parts[0]}"
-    for path in (*home.exporting.glob("*"), *_temporary_files(home)):
-        reasons[path] = "unfinished"
+    temporary = [path for path in home.root.rglob(".*") if _TEMPORARY.fullmatch(path.name) and home.prefect not in path.parents]
+    reasons |= dict.fromkeys((*home.exporting.glob("*"), *temporary), "unfinished")
     inside = {path for path in reasons if any(parent in reasons for parent in path.parents)}
     return [Removable(path, size_of(path), reason) for path, reason in sorted(reasons.items()) if path not in inside]
 
@@ -84,29 +89,6 @@ def remove(found: Iterable[Removable]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _keys_in(files: Iterable[Path]) -> set[str]:
-    found: set[str] = set()
-    for file in files:
-        with suppress(FileNotFoundError):
-            found |= {key[:KEY_LENGTH] for key in _KEY.findall(file.read_text(encoding="utf-8", errors="replace"))}
-    return found
-
-
-def _verdicts(home: Home, run: Path, *, whole: bool = False) -> Iterator[Path]:
-    """The verdict files of a run, or their folder."""
-    folder = home.work / "verdicts" / run.parent.name / run.name
-    if whole and folder.exists():
-        yield folder
-    elif not whole:
-        yield from folder.glob("*.json")
-
-
-def _manifest(folder: Path) -> Manifest | None:
-    with suppress(DataError):
-        return read_manifest(folder)
-    return None
-
-
 def _outdated_data(home: Home, plans: Iterable[DataPlan], named: set[str]) -> dict[Path, str]:
     """Return folder → reason for token caches and documents of planned components under other keys that no run names."""
     planned = {(name, part.source.described().get("url")) for plan in plans for name, part in plan.components.items()}
@@ -114,28 +96,20 @@ def _outdated_data(home: Home, plans: Iterable[DataPlan], named: set[str]) -> di
     needed: list[Manifest] = []
     for folder in home.root.glob("tokens/*/*"):
         split, _, key = folder.name.rpartition("-")
-        manifest = _manifest(folder) if split in SPLITS else None
+        manifest = find_manifest(folder) if split in SPLITS else None
         if manifest is None or key in named or (manifest.component, manifest.source.get("url")) not in planned:
             needed += [manifest] if manifest else []
         else:
             found[folder] = f"outdated token cache of {manifest.component}"
     of_needed = {(one.component, one.source.get("url"), one.sources) for one in needed}
     for folder in home.root.glob("documents/*/*"):
-        name, documents = folder.parent.name, _documents(folder)
-        if documents is None or folder.name in named or (name, documents.source.get("url")) not in planned:
+        name = folder.parent.name
+        try:
+            documents = read_documents_manifest(folder)
+        except DataError:
+            continue
+        if folder.name in named or (name, documents.source.get("url")) not in planned:
             continue
         if (name, documents.source.get("url"), documents.sources) not in of_needed:
             found[folder] = f"outdated documents of {name}"
     return found
-
-
-def _documents(folder: Path) -> DocumentsManifest | None:
-    with suppress(DataError):
-        return read_documents_manifest(folder)
-    return None
-
-
-def _temporary_files(home: Home) -> Iterator[Path]:
-    for path in home.root.rglob(".*"):
-        if _TEMPORARY.fullmatch(path.name) and home.prefect not in path.parents:
-            yield path

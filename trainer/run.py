@@ -86,7 +86,7 @@ def execute(run: RunConfig) -> dict[str, Any]:
     check_resume(run)
     output = Path(run.output)
     output.mkdir(parents=True, exist_ok=True)
-    programs = RunFolder(output).compilation_cache
+    programs = RunFolder(output).compilation_cache.resolve()
     if distributed.is_first():
         drop_changed(programs)
     jax.config.update("jax_compilation_cache_dir", str(programs))

@@ -14,7 +14,7 @@ from phasewise.flows.recipes import NAMES, scale_of
 from phasewise.flows.resolved import RecipeOrigin, Resolved, resolve
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.stand_ins import missing_stand_ins
-from phasewise.tasks.disk_usage import Removable, find_removable, remove, size_of
+from phasewise.tasks.disk_usage import find_removable, remove, size_of
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError
@@ -31,9 +31,23 @@ def collect_garbage(recipes: Iterable[str], home: str | None, *, deletes: bool, 
         raise ConfigError(f"gc: expected a home on this machine, found {opened.root}. Set a lifecycle rule of the bucket instead.")
     resolved = [resolve(name, scale_of(name, None), home, reads_only=True)[0] for name in recipes]
     _check_all_named(opened, resolved)
-    resolved += _included(opened, {one.recipe.run_name for one in resolved})
+    named = {one.recipe.run_name for one in resolved}
+    for folder in sorted(opened.runs.glob("*")):
+        name, _, scale = folder.name.rpartition("-")
+        if name in NAMES and folder.name not in named:
+            with suppress(PhasewiseError):
+                resolved.append(resolve(name, scale, home, reads_only=True)[0])  # pyright: ignore[reportArgumentType]  # a scale
     with opened.held("`phasewise gc`") if deletes else nullcontext():
-        found = _find(opened, resolved, with_trials=with_trials)
+        plans: list[DataPlan] = []
+        evidence: list[Path] = []
+        for one in resolved:
+            try:
+                if not missing_stand_ins(one.stand_ins, opened.sources):
+                    plans.append(one.plan)
+                    evidence += evidence_of(one, one.recipe.phases)
+            except PhasewiseError as error:
+                say(f"{one.recipe.run_name}: its sources cannot be read, so only outdated data of other recipes are found ({error})")
+        found = find_removable(opened, plans, evidence, with_trials=with_trials)
         if deletes:
             remove(found)
     return {
@@ -45,20 +59,6 @@ def collect_garbage(recipes: Iterable[str], home: str | None, *, deletes: bool, 
         ],
         "deleted": deletes,
     }
-
-
-def _find(home: Home, resolved: Iterable[Resolved], *, with_trials: bool) -> list[Removable]:
-    plans: list[DataPlan] = []
-    evidence: list[Path] = []
-    for one in resolved:
-        try:
-            if missing_stand_ins(one.stand_ins, home.sources):
-                continue
-            plans.append(one.plan)
-            evidence += evidence_of(one, one.recipe.phases)
-        except PhasewiseError as error:
-            say(f"{one.recipe.run_name}: its sources cannot be read, so only outdated data of other recipes are found ({error})")
-    return find_removable(home, plans, evidence, with_trials=with_trials)
 
 
 def _check_all_named(home: Home, resolved: Iterable[Resolved]) -> None:
@@ -75,17 +75,6 @@ def _check_all_named(home: Home, resolved: Iterable[Resolved]) -> None:
             f"gc: expected every recipe file with data in {home.root}, found no {', '.join(files)}. Name all of them, so that their data "
             f"are kept: `phasewise gc {' '.join(sorted(files.values()))}` with the recipes already named."
         )
-
-
-def _included(home: Home, known: set[str]) -> list[Resolved]:
-    """The included recipes with runs in the home."""
-    found: list[Resolved] = []
-    for folder in sorted(home.runs.glob("*")):
-        name, _, scale = folder.name.rpartition("-")
-        if name in NAMES and folder.name not in known:
-            with suppress(PhasewiseError):
-                found.append(resolve(name, scale, str(home.root), reads_only=True)[0])  # pyright: ignore[reportArgumentType]  # a scale
-    return found
 
 
 def print_garbage(found: dict[str, Any]) -> None:

@@ -12,7 +12,6 @@ from phasewise.flows.cli.evaluate import Found, find_model
 from phasewise.flows.cli.terminal import shown_on_terminal
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.tasks.data.conversation_text import encode_conversations, ids_of_tokens
-from phasewise.tasks.data.template import ChatTemplate
 from phasewise.tasks.data.tokenizer import DocumentTokens
 from phasewise.trainer.base.errors import ConfigError
 
@@ -139,21 +138,18 @@ def chat(
             what = f"{len(chats)} chat templates" if chats else "no chat template"
             raise ConfigError(f"{target} must have one chat template, and has {what}: `phasewise sample` continues plain text.")
         (template,) = chats.values()
+        model = writer.model
+        begin = model.tokenizer.id_to_token(model.begin_of_text) if model.has_begin else None
+        ids = ids_of_tokens(model.tokenizer, template, "", DocumentTokens(begin, model.tokenizer.id_to_token(model.end_of_text)))
         for line in lines:
             messages.append({"role": "user", "content": line.rstrip("\n")})
-            text = writer.write(_context(writer.model, template, messages), len(messages), show)
+            rendered: Any = template.render(messages, HERE, add_generation_prompt=True)  # pyright: ignore[reportArgumentType]  # messages
+            (encoded,) = encode_conversations(model.tokenizer, ids, [rendered.text + template.missing_generation_prompt()], [[]])
+            context = [*([model.begin_of_text] if model.has_begin else []), *encoded.ids]
+            text = writer.write(context, len(messages), show)
             messages.append({"role": "assistant", "content": text.strip()})
             show("\n")
     return messages
-
-
-def _context(model: "JaxLanguageModel", template: ChatTemplate, messages: Sequence[dict[str, str]]) -> list[int]:
-    begin = model.tokenizer.id_to_token(model.begin_of_text) if model.has_begin else None
-    around = DocumentTokens(begin, model.tokenizer.id_to_token(model.end_of_text))
-    rendered: Any = template.render(messages, HERE, add_generation_prompt=True)  # pyright: ignore[reportArgumentType]  # messages
-    text = rendered.text + template.missing_generation_prompt()
-    (encoded,) = encode_conversations(model.tokenizer, ids_of_tokens(model.tokenizer, template, "", around), [text], [[]])
-    return [*([model.begin_of_text] if model.has_begin else []), *encoded.ids]
 
 
 def typed_lines() -> Iterator[str]:

@@ -71,16 +71,19 @@ def describe(target: str, scale: Scale, home: str | None, *, reads_all: bool = F
             for one in records
         ]
         of_recipe = [*(() if phase else find_of_recipe(resolved, records)), *on_files.get(None, [])]
-    phases = [
-        {
-            "name": name,
-            "state": state,
-            "results": [finding.model_dump(mode="json") for finding in findings],
-            "bytes": _sizes(resolved, name),
-            "spent": spent.model_dump(mode="json") if (spent := read_time_breakdown(resolved.home.run(recipe.run_name, name))) else None,
-        }
-        for name, state, findings in found
-    ]
+    phases: list[dict[str, Any]] = []
+    for name, state, findings in found:
+        folder = RunFolder(resolved.home.run(recipe.run_name, name))
+        spent = read_time_breakdown(folder.path)
+        phases.append(
+            {
+                "name": name,
+                "state": state,
+                "results": [finding.model_dump(mode="json") for finding in findings],
+                "bytes": {"run": size_of(folder.path), "checkpoints": size_of(folder.checkpoints)},
+                "spent": spent.model_dump(mode="json") if spent else None,
+            }
+        )
     results = [finding.model_dump(mode="json") for finding in of_recipe]
     size = {"home": size_of(resolved.home.root)} if resolved.home.is_local else {}
     return {"recipe": recipe.name, "scale": recipe.scale, "phases": phases, "results": results, "bytes": size}
@@ -96,12 +99,6 @@ def evidence_of(resolved: Resolved, phases: Iterable[Phase]) -> list[Path]:
             own = resolved.recipe.own_benchmarks(phase)
             evidence += kept_evidence(resolved.plan, phase.components, phase.gates.data.leakage, resolved.home, own=own)
     return [*evidence, baselines_path(resolved.plan, resolved.home, resolved.recipe.phases[0].evaluation.held_out_tokens)]
-
-
-def _sizes(resolved: Resolved, phase: str) -> dict[str, int]:
-    """Return the bytes of the folder of a phase's run, and the bytes of the checkpoints in it."""
-    folder = RunFolder(resolved.home.run(resolved.recipe.run_name, phase))
-    return {"run": size_of(folder.path), "checkpoints": size_of(folder.checkpoints)}
 
 
 def is_done(description: dict[str, Any]) -> bool:

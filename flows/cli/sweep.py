@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
@@ -62,20 +62,16 @@ def settings_of(sweeps: Sequence[str], seeds: int | None) -> list[tuple[tuple[st
     axes: dict[str, list[str]] = {}
     for sweep in sweeps:
         name, equals, text = (part.strip() for part in sweep.partition("="))
-        values = list(dict.fromkeys(_values(text)))
+        try:
+            values = [value if isinstance(value, str) else json.dumps(value) for value in parse_json(f"[{text}]")]
+        except ValueError:
+            values = [value.strip() for value in text.split(",")]
         if not (name and equals and all(values)):
             raise ConfigError(f"--sweep takes NAME=VALUE,VALUE or PHASE.NAME=VALUE,VALUE, found {sweep!r}.")
         if name in axes or (name == "seed" and seeds):
             raise ConfigError(f"--sweep: expected each name once, found {name} again. Give all its values in one option.")
-        axes[name] = [f"{name}={value}" for value in values]
+        axes[name] = [f"{name}={value}" for value in dict.fromkeys(values)]
     return [(chosen, seed) for chosen in product(*axes.values()) for seed in (range(seeds) if seeds else (None,))]
-
-
-def _values(text: str) -> Iterator[str]:
-    try:
-        yield from (value if isinstance(value, str) else json.dumps(value) for value in parse_json(f"[{text}]"))
-    except ValueError:
-        yield from map(str.strip, text.split(","))
 
 
 def resolve_variants(target: str, scale: Scale, home: str | None, sweeps: Sequence[str], seeds: int | None) -> list[Variant]:
@@ -141,40 +137,38 @@ def _train(variant: Variant, retrain: tuple[str, ...]) -> str:
 
 def describe_sweep(variants: Sequence[Variant], refusals: dict[str, str]) -> dict[str, Any]:
     """Return the table: a row for all seeds of the same settings, with mean and standard deviation, and the best row marked."""
-    rows: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    runs_of: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for variant in variants:
         phases = {phase["name"]: phase for phase in run_summary(variant.resolved)["phases"]}
         measured = {name: phases[variant.phases[-1].name][name] for name in (*MEASURES, "verdict")}
         run = {"name": variant.name, "seed": variant.seed, "settings": list(variant.resolved.settings), "folder": variant.folder}
-        rows.setdefault(variant.settings, []).append({**run, **measured, "refusal": refusals.get(variant.name) or None})
+        runs_of.setdefault(variant.settings, []).append({**run, **measured, "refusal": refusals.get(variant.name) or None})
+    rows: list[dict[str, Any]] = []
+    for settings, runs in runs_of.items():
+        row: dict[str, Any] = {"name": ",".join(settings) or "the recipe", "settings": list(settings)}
+        for name in MEASURES:
+            values = [run[name] for run in runs]
+            is_whole = None not in values
+            row[name] = statistics.fmean(values) if is_whole else None
+            row[f"{name}_deviation"] = statistics.stdev(values) if is_whole and len(values) > 1 else None
+        rows.append(row | {"passed": sum(run["verdict"] == "passed" for run in runs), "runs": runs})
     first = variants[0]
     table: dict[str, Any] = {"recipe": first.resolved.recipe.name, "scale": first.resolved.recipe.scale, "phase": first.phases[-1].name}
-    return table | {"seeds": len(variants) // len(rows), "variants": marked([_row(settings, runs) for settings, runs in rows.items()])}
-
-
-def _row(settings: tuple[str, ...], runs: list[dict[str, Any]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": ",".join(settings) or "the recipe", "settings": list(settings)}
-    for name in MEASURES:
-        values = [run[name] for run in runs]
-        is_whole = None not in values
-        row[name] = statistics.fmean(values) if is_whole else None
-        row[f"{name}_deviation"] = statistics.stdev(values) if is_whole and len(values) > 1 else None
-    return row | {"passed": sum(run["verdict"] == "passed" for run in runs), "runs": runs}
+    return table | {"seeds": len(variants) // len(rows), "variants": marked(rows)}
 
 
 def marked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Mark the row with the least bits per byte, or the least loss, and the rows that seeds cannot tell from it."""
     measure = next((name for name in reversed(MEASURES) if any(row[name] is not None for row in rows)), MEASURES[0])
     best = min((row for row in rows if row[measure] is not None), key=lambda row: row[measure], default=None)
-    ties = [best is not None and row is not best and _is_tied(row, best, measure) for row in rows]
-    return [{**row, "is_best": row is best, "is_tied": is_tied} for row, is_tied in zip(rows, ties, strict=True)]
-
-
-def _is_tied(row: dict[str, Any], best: dict[str, Any], measure: str) -> bool:
-    deviations = [one[f"{measure}_deviation"] for one in (row, best)]
-    if row[measure] is None or None in deviations:
-        return False
-    return row[measure] - best[measure] < SEPARATE_ERRORS * math.hypot(*deviations) / math.sqrt(len(row["runs"]))
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        is_tied = False
+        if best is not None and row is not best and None not in (row[measure], *(one[f"{measure}_deviation"] for one in (row, best))):
+            deviation = math.hypot(row[f"{measure}_deviation"], best[f"{measure}_deviation"])
+            is_tied = row[measure] - best[measure] < SEPARATE_ERRORS * deviation / math.sqrt(len(row["runs"]))
+        found.append({**row, "is_best": row is best, "is_tied": is_tied})
+    return found
 
 
 def print_sweep(table: dict[str, Any]) -> None:

@@ -6,13 +6,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 
 from phasewise.flows.recipes import split_target
 from phasewise.flows.recipes.recipe import Scale, scale_in_words
 from phasewise.flows.trace.document_search import FoundDocument, Search, find_by_file, find_by_id, find_by_text
 from phasewise.flows.trace.trace_context import Traced, open_traced
-from phasewise.flows.trace.trace_query import Trained, excerpts, predicted, tokens_trained, trained_at, trains_at
+from phasewise.flows.trace.trace_query import Trained, excerpts, predicted, trained_at, trains_at
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.wording import name_some
 
@@ -163,7 +164,10 @@ def _rows(traced: Traced, found: Sequence[Trained]) -> list[dict[str, Any]]:
 def _document(traced: Traced, one: FoundDocument, trained: Sequence[Trained]) -> dict[str, Any]:
     document, asked = one.asked.document, one.asked.stop - one.asked.first
     length = document.length
-    count = tokens_trained(trained)
+    is_trained = np.zeros(length, bool)
+    for row in trained:
+        is_trained[row.offset : row.offset + row.tokens] = True
+    count = int(is_trained.sum())
     is_predicted = any(predicted(traced, trained))
     if one.split == "held_out":
         told = "held out, never trains"

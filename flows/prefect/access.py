@@ -91,11 +91,6 @@ class OwnAddress:
         return self.takes_digits
 
 
-def opened(url: str, auth: str) -> str:
-    """Return a link that opens Prefect's pages with the auth string. Browsers never send the part after `#` to a server."""
-    return f"{url}{OPEN_PATH}#{auth}"
-
-
 def open_route() -> Route:
     """Return the page at `OPEN_PATH`."""
     nonce = secrets.token_urlsafe(16)

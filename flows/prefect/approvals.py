@@ -23,8 +23,8 @@ from phasewise.flows.recipes.phase import GATES, Phase
 from phasewise.flows.resolved import Resolved
 from phasewise.tasks.progress import say
 from phasewise.tasks.site import gate_address
-from phasewise.tasks.validation.decide import decide, is_written, read_verdict_file
-from phasewise.trainer.base.decision import need_of, seen_of
+from phasewise.tasks.validation.decide import decide, read_verdict_file
+from phasewise.trainer.base.decision import need_of, read_decisions, seen_of
 from phasewise.trainer.base.errors import VerdictError, WaitsForPerson
 from phasewise.trainer.base.identity import digest_of_json
 from phasewise.trainer.base.run_folder import RunFolder
@@ -138,5 +138,8 @@ def _answer(question: Question) -> Answer | None:
 
 def _record(question: Question, answer: Answer) -> None:
     approves, reason, who = answer.approve, answer.reason, answer.who
-    if not is_written(question.verdict, approves=approves, reason=reason, who=who):
+    found = read_decisions(question.verdict)
+    written = (*found.before, found.latest) if found else ()
+    wanted = (approves, " ".join(reason.split()), " ".join(who.split()))
+    if all((one.approves, one.reason, one.who) != wanted for one in written):
         say(decide(question.verdict, approves=approves, reason=reason, who=who, question=question.digest).words)

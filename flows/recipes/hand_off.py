@@ -1,7 +1,7 @@
 """Changes of a hand-off between two phases, as values and as text."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import BaseModel
@@ -121,11 +121,11 @@ def changes_between(
 
 def both_in_words(before: object, after: object) -> Pair:
     """Both values as text. Of mappings and models, only differing fields."""
-    was, now = _plain(before), _plain(after)
-    if not (isinstance(was, dict) and isinstance(now, dict)):
-        return _in_words(was), _in_words(now)
-    differing = [name for name in {**was, **now} if was.get(name) != now.get(name)]
-    return _named(was, differing), _named(now, differing)
+    was, now = plain(before), plain(after)
+    if isinstance(was, dict) and isinstance(now, dict):
+        differing = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+        was, now = ({name: one.get(name) for name in differing} for one in (was, now))
+    return _in_words(was), _in_words(now)
 
 
 def _origin(start: Start, part: StatePart) -> str:
@@ -141,11 +141,8 @@ def _shape(segment: LearningRateSegment) -> str:
     return f"{segment.kind} {'decay' if segment.end < segment.start else 'warm-up'}"
 
 
-def _named(value: Mapping[Any, Any], names: Collection[Any]) -> str:
-    return name_some((f"{name} {_in_words(value.get(name))}" for name in names), MAX_NAMED)
-
-
-def _plain(value: object) -> Any:
+def plain(value: Any) -> Any:
+    """Return a model as JSON, and any other value unchanged."""
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
 
 
@@ -153,9 +150,9 @@ def _in_words(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, dict):
-        return _named(value, value.keys())
+        return name_some((f"{name} {_in_words(part)}" for name, part in value.items()), MAX_NAMED)
     if isinstance(value, list | tuple):
-        return ", ".join(_in_words(_plain(part)) for part in value)
+        return ", ".join(_in_words(plain(part)) for part in value)
     if isinstance(value, float):
         return f"{value:g}"
     return value[:16] if isinstance(value, str) and DIGEST.fullmatch(value) else str(value)

@@ -8,9 +8,8 @@ from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, mod
 
 from phasewise.flows.recipes.benchmarks import check_lengths, checked_names, own_of
 from phasewise.flows.recipes.written import Call, call_of
-from phasewise.tasks.data.tokenizer_training import names_folder
 from phasewise.tasks.evaluation.settings import Measured, Renderings, needles_of
-from phasewise.tasks.training.pretrained import model_of
+from phasewise.tasks.training.pretrained import Pretrained, model_of
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import (
     CheckpointPolicy,
@@ -92,29 +91,6 @@ class HandOff(Frozen):
     fresh: tuple[StatePart, ...]
     graft: tuple[GraftFrom, ...] = ()
     declares: tuple[Change, ...]
-
-
-class Pretrained(Frozen):
-    """The weights of a Hugging Face model or of a trained phase in another home. The rest of the state is fresh.
-
-    Attributes:
-        pretrained: a folder starts with `/`, `./`, `../` or `~/`. Other names are looked up on the Hub. The folder of a phase is
-            `HOME/runs/RECIPE-SCALE/PHASE`.
-        revision: branch, tag or commit of a Hub model.
-        new_rows: rows that the phase adds to the vocabulary.
-        declares: `rope` states that the phase's RoPE is another one.
-    """
-
-    pretrained: str = Field(min_length=1)
-    revision: str | None = None
-    new_rows: int = Field(default=0, ge=0)
-    declares: tuple[Literal["rope"], ...] = ()
-
-    @model_validator(mode="after")
-    def _has_revision_of_hub(self) -> "Pretrained":
-        if self.revision is not None and names_folder(self.pretrained):
-            raise ValueError(f"revision: only a model of the Hub has revisions, found the folder {self.pretrained}. Take it out")
-        return self
 
 
 def _start_kind(start: Any) -> str:
@@ -207,7 +183,7 @@ class Phase(Frozen):
     evaluation: EvaluationSettings
     gates: Gates
     instrumentation: Instrumentation = Instrumentation()
-    execution: ExecutionSettings = Field(default=ExecutionSettings(), exclude_if=lambda execution: not execution.stated)
+    execution: ExecutionSettings = Field(default=ExecutionSettings(), exclude_if=lambda execution: execution == ExecutionSettings())
     recovery: Recovery | None = None
     packing: PackingKind = "chunk"
     loss_on: LossOn = "all"

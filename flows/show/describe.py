@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from phasewise.flows.recipes import load_record, load_written, split_target
 from phasewise.flows.recipes.facts import results_of, sources_of
-from phasewise.flows.recipes.hand_off import both_in_words
+from phasewise.flows.recipes.hand_off import both_in_words, plain
 from phasewise.flows.recipes.phase import GATES, FromScratch, HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe, Scale
 from phasewise.flows.recipes.waivers import limited_to
@@ -198,8 +196,3 @@ def describe_step(recipe: Recipe, phase: Phase, step: int) -> dict[str, Any]:
         "phase_tokens_before": phase.model.seq_len * sequences_between(phase.batch, phase.start_step, step),
         "lineage_tokens_before": recipe.tokens_before(phase, step),
     }
-
-
-def plain(value: Any) -> Any:
-    """A model as JSON, and any other value unchanged."""
-    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value

@@ -1,6 +1,6 @@
 """Queries of `phasewise trace`: the training data of an update, and the updates that train on a document."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -170,16 +170,6 @@ def predicted(traced: Traced, found: Sequence[Trained]) -> list[int]:
         for number, count in zip(members, told.tolist(), strict=True):
             counts[number] = count
     return counts
-
-
-def tokens_trained(found: Iterable[Trained]) -> int:
-    """The number of different tokens of one document in these pieces."""
-    last = count = 0
-    for one in sorted(found, key=lambda one: one.offset):
-        stop = one.offset + one.tokens
-        count += max(0, stop - max(last, one.offset))
-        last = max(last, stop)
-    return count
 
 
 def _trained(phase: TracedPhase, component: Component, draws: Draws, number: int, piece: Piece, *, at: int) -> Trained:

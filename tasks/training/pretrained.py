@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
 
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.tokenizer import DocumentTokens, read_document_tokens
@@ -11,6 +13,7 @@ from phasewise.tasks.data.tokenizer_training import TOKENIZER_NAME, names_folder
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import CheckpointError, ConfigError, DataError, TrainingError
+from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, read_result
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, is_committed
@@ -25,17 +28,27 @@ WEIGHTS = ("*.safetensors", INDEX_NAME)
 MAX_SLUG = 40
 
 
-class Start(Protocol):
-    """A pretrained start of a recipe (`flows.recipes.phase.Pretrained`)."""
+class Pretrained(Frozen):
+    """The weights of a Hugging Face model or of a trained phase in another home. The rest of the state is fresh.
 
-    @property
-    def pretrained(self) -> str: ...  # noqa: D102
-    @property
-    def revision(self) -> str | None: ...  # noqa: D102
-    @property
-    def new_rows(self) -> int: ...  # noqa: D102
-    @property
-    def declares(self) -> tuple[str, ...]: ...  # noqa: D102
+    Attributes:
+        pretrained: a folder starts with `/`, `./`, `../` or `~/`. Other names are looked up on the Hub. The folder of a phase is
+            `HOME/runs/RECIPE-SCALE/PHASE`.
+        revision: branch, tag or commit of a Hub model.
+        new_rows: rows that the phase adds to the vocabulary.
+        declares: `rope` states that the phase's RoPE is another one.
+    """
+
+    pretrained: str = Field(min_length=1)
+    revision: str | None = None
+    new_rows: int = Field(default=0, ge=0)
+    declares: tuple[Literal["rope"], ...] = ()
+
+    @model_validator(mode="after")
+    def _has_revision_of_hub(self) -> "Pretrained":
+        if self.revision is not None and names_folder(self.pretrained):
+            raise ValueError(f"revision: only a model of the Hub has revisions, found the folder {self.pretrained}. Take it out")
+        return self
 
 
 def find_folder(name: str, revision: str | None, *, has_weights: bool = False) -> Path:
@@ -152,7 +165,7 @@ def chat_template_of(name: str, revision: str | None = None) -> str:
     return found
 
 
-def check_model(start: Start, model: ModelConfig, phase: str) -> None:
+def check_model(start: Pretrained, model: ModelConfig, phase: str) -> None:
     """Raise ConfigError if the model of a phase does not fit the source of its start."""
     found = model_of(start.pretrained, start.revision)
     different = differences_from_source(found, model, new_rows=start.new_rows, declares=start.declares)
@@ -165,7 +178,7 @@ def check_model(start: Start, model: ModelConfig, phase: str) -> None:
         raise ConfigError(f"phase {phase} declares rope, and has the RoPE of {start.pretrained}: take it out of `declares`.")
 
 
-def folder_of(start: Start, model: ModelConfig, home: Home, run_name: str) -> Path:
+def folder_of(start: Pretrained, model: ModelConfig, home: Home, run_name: str) -> Path:
     """The folder of an import in the home, with one checkpoint of step 0."""
     key = digest_of_json([start.pretrained, start.revision, start.new_rows, model.model_dump(mode="json", exclude={"seq_len"})])
     name = start.pretrained.rstrip("/").rpartition("/")[2].lower()
@@ -182,7 +195,7 @@ def read_import(folder: Path) -> dict[str, Any] | None:
     return found if is_committed(RunFolder(folder).checkpoint(0)) else None
 
 
-def start_checkpoint(start: Start, model: ModelConfig, phase: str, home: Home, run_name: str) -> tuple[Path, str]:
+def start_checkpoint(start: Pretrained, model: ModelConfig, phase: str, home: Home, run_name: str) -> tuple[Path, str]:
     """The imported checkpoint of a start and its `params_digest`. Raises TrainingError if it is missing, or its source has changed."""
     folder = folder_of(start, model, home, run_name)
     found = read_import(folder)
@@ -203,7 +216,7 @@ def source_as_run(run: RunConfig) -> tuple[RunConfig, dict[str, Any]]:
     return run.model_copy(update=changed), {"params_digest": run.start.params_digest, "checkpoint": str(checkpoint)}
 
 
-def _changed_files(start: Start, files: Mapping[str, str], digests: KnownDigests) -> list[str]:
+def _changed_files(start: Pretrained, files: Mapping[str, str], digests: KnownDigests) -> list[str]:
     """The changed files of a source. A source that is gone counts as unchanged: its import is in the home."""
     try:
         if names_folder(start.pretrained):
@@ -219,7 +232,7 @@ def _changed_files(start: Start, files: Mapping[str, str], digests: KnownDigests
     return [name for name in {**files, **found} if files.get(name) != found.get(name)]
 
 
-def import_weights(start: Start, model: ModelConfig, phase: str, home: Home, run_name: str) -> bool:
+def import_weights(start: Pretrained, model: ModelConfig, phase: str, home: Home, run_name: str) -> bool:
     """Import the weights of a start into the home, if they are missing or the source has changed. Return whether they were imported.
 
     Raises ConfigError or CheckpointError if the source is missing, damaged, or holds another model.

@@ -12,7 +12,6 @@ from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.verify import differs_in_code_alone
 from phasewise.tasks.progress import say
-from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, append_event, read_result
 from phasewise.trainer.base.storage import as_path, read_json
@@ -20,7 +19,7 @@ from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.checkpoints.files import find_damage, is_committed, saved_steps
 from phasewise.trainer.config import DECIDES_BITS, RunConfig, first_changed_rate
 from phasewise.trainer.config.run import BIND_THE_RESULT, NOTHING, Difference, differences_between
-from phasewise.trainer.data.manifest import Manifest, read_manifest
+from phasewise.trainer.data.manifest import find_manifest
 from phasewise.trainer.metrics import read_metrics, rows_digest
 
 
@@ -89,7 +88,7 @@ def is_begun(run: RunConfig, plan: DataPlan | None = None) -> bool:
 
 def note_caches(run: RunConfig, written: RunConfig | None = None) -> None:
     """Write the contents of the run's caches to `caches.json`, before a cache can be deleted. `written` is the equal run of `run.json`."""
-    contents = {name: manifest.content for name, folder in run.caches.items() if (manifest := _manifest(as_path(folder)))}
+    contents = {name: manifest.content for name, folder in run.caches.items() if (manifest := find_manifest(as_path(folder)))}
     write_sealed(RunFolder(run.output).caches, {"run_digest": (written or run).digest, "contents": contents})
 
 
@@ -116,25 +115,19 @@ def is_same(written: RunConfig, run: RunConfig, plan: DataPlan | None = None) ->
         name, folder_name = written.cache_name(component), written.caches[component].rstrip("/").rpartition("/")[2]
         before = None  # the manifest of the training cache, in the current or the earlier home
         for place in (as_path(run.caches[component]).parent / folder_name, as_path(written.caches[component])):
-            found = _manifest(place)
+            found = find_manifest(place)
             names = (found.digest, f"{found.split}-{found.key[:16]}", written.caches[component]) if found else ()
             if found and found.component == component and name in names:
                 before = found
                 break
         if plan is None or plan.components[component].train.is_built:
-            now = _manifest(as_path(run.caches[component]))
+            now = find_manifest(as_path(run.caches[component]))
         else:
             now = before if before and differs_in_code_alone(plan.components[component], before) else None
         content = noted.get(component) or (before.content if before else None)
         if content is None or now is None or content != now.content:
             return False
     return True
-
-
-def _manifest(folder: Path) -> Manifest | None:
-    with suppress(DataError):
-        return read_manifest(folder)
-    return None
 
 
 def differences(run: RunConfig) -> tuple[Difference, ...]:

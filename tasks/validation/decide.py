@@ -37,14 +37,6 @@ def decide(path: Path, *, approves: bool, reason: str, who: str, question: str |
     return decision
 
 
-def is_written(path: Path, *, approves: bool, reason: str, who: str) -> bool:
-    """Return whether the decisions on the verdict include this one."""
-    found = read_decisions(path)
-    written = (*found.before, found.latest) if found else ()
-    wanted = (approves, " ".join(reason.split()), " ".join(who.split()))
-    return any((one.approves, one.reason, one.who) == wanted for one in written)
-
-
 def read_verdict_file(path: Path) -> dict[str, Any]:
     """Return a verdict as JSON, or raise `VerdictError` if it is missing or was changed."""
     try:

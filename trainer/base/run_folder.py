@@ -63,12 +63,8 @@ class RunFolder:
         self.roll_calls = path / ROLL_CALL_NAME  # a folder for each attempt
         self.tensorboard = path / "tensorboard"
         self.weights_and_biases = path / "wandb"
+        self.compilation_cache = path.parent / COMPILED_NAME  # compiled steps, shared by all phases of the recipe
         self.mlflow = path / "mlflow.json"  # the run in MLflow, and the last step sent
-
-    @property
-    def compilation_cache(self) -> Path:
-        """Compiled steps, shared by all phases of the recipe."""
-        return self.path.parent.resolve() / COMPILED_NAME
 
     def checkpoint(self, step: int) -> Path:
         """Return the checkpoint after `step` updates."""

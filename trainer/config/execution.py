@@ -1,7 +1,7 @@
 """Execution of a run. These settings change neither its batches nor its intended computation."""
 
 from importlib.util import find_spec
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -94,15 +94,6 @@ class ExecutionSettings(Frozen):
     expert_kernel: ExpertKernel | None = None
     microbatch_sequences: int | None = Field(default=None, gt=0)
     loss_chunk_tokens: int | None = Field(default=None, gt=0)
-
-    @property
-    def stated(self) -> dict[str, Any]:
-        """Return the stated fields."""
-        return {name: value for name, value in self if value is not None}
-
-    def over(self, plan: Execution) -> Execution:
-        """Return the plan with the stated fields."""
-        return plan.but(**self.stated)
 
 
 class Instrumentation(Frozen):

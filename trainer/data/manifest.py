@@ -1,5 +1,6 @@
 """The manifest of a token cache: the digests of its files and everything that decided their bytes."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -171,3 +172,10 @@ def read_manifest(folder: str | Path) -> Manifest:
         raise DataError(f"{error}. Delete {folder} and prepare the data again.") from None
     except ValidationError as error:
         raise DataError(f"{path} does not read as a manifest: {in_one_line(error)}") from None
+
+
+def find_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest in a cache's folder, or None if `read_manifest` raises DataError."""
+    with suppress(DataError):
+        return read_manifest(folder)
+    return None
