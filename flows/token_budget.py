@@ -5,13 +5,12 @@ from itertools import pairwise
 
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import BETWEEN, Recipe
+from phasewise.tasks.data.listing import shared
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.trainer.data.packing import ComponentRows, DrawnRows, RowRule
-
-MARGIN = 1.25  # tokens read for each token drawn, because file sizes vary and filters and copies remove documents
 
 
 def needed_tokens(recipe: Recipe, phases: Iterable[Phase] | None = None) -> dict[str, int]:
@@ -45,10 +44,7 @@ def budgets_of(recipe: Recipe) -> dict[str, int]:
     if recipe.max_tokens is None and recipe.scale not in BETWEEN:
         return {}
     needs = needed_tokens(recipe)
-    if recipe.max_tokens is None:
-        return {name: max(1, round(MARGIN * needs.get(name, 0))) for name in recipe.components}
-    total = sum(needs.get(name, 0) for name in recipe.components)
-    return {name: max(1, round(recipe.max_tokens * needs.get(name, 0) / total)) for name in recipe.components}
+    return shared({name: needs.get(name, 0) for name in recipe.components}, recipe.max_tokens)
 
 
 def check_enough(recipe: Recipe, plan: DataPlan, phases: Iterable[Phase]) -> None:

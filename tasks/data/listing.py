@@ -24,6 +24,7 @@ from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.base.storage import StoreEntry, as_path, check_reader, entry_of, store_entry
 from phasewise.trainer.data.manifest import SourceFile
 
+MARGIN = 1.25  # tokens read for each token drawn, because file sizes vary and filters and copies remove documents
 PLAIN_BYTES_A_TOKEN = 5.0  # assumed for a text file: about 4.4 bytes of English with a vocabulary of 128,000, and the JSON around the text
 PACKING = {"packed": 2.5, "parquet": 2.0, "plain": 1.0}  # assumed ratio of text size to file size
 TRAIN_SHARE = 15 / 16
@@ -89,6 +90,14 @@ def assumed_tokens(source: Source, name: str, size_bytes: int) -> float:
     """The estimated training tokens of a file."""
     packing = "parquet" if source.format == "parquet" else "packed" if is_packed(name) else "plain"
     return TRAIN_SHARE * size_bytes * PACKING[packing] / PLAIN_BYTES_A_TOKEN
+
+
+def shared(needs: Mapping[str, int], max_tokens: int | None) -> dict[str, int]:
+    """Component → token budget: the need with a margin, or a share of `max_tokens`."""
+    if max_tokens is None:
+        return {name: max(1, round(MARGIN * need)) for name, need in needs.items()}
+    total = sum(needs.values())
+    return {name: max(1, round(max_tokens * need / total)) for name, need in needs.items()}
 
 
 @dataclass(frozen=True)
