@@ -23,9 +23,9 @@ from phasewise.flows.recipes.feasibility import check_conversations, check_mixtu
 from phasewise.flows.recipes.recipe import Recipe, Tokenizer
 from phasewise.flows.recipes.scales import proxy_phase
 from phasewise.flows.recipes.words import from_scratch, llama, wsd
-from phasewise.flows.token_budget import budgets_of, check_enough, needed_tokens
+from phasewise.flows.token_budget import MARGIN, budgets_of, check_enough, needed_tokens
 from phasewise.flows.train_phase import train_phase
-from phasewise.tasks.data.listing import MARGIN, Budget
+from phasewise.tasks.data.listing import Budget
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.source import Pin, Source
 from phasewise.tasks.data.stand_ins import stand_in_source
@@ -210,6 +210,7 @@ def test_scales_between_have_a_budget_and_others_only_if_asked():
         recipe = load_recipe("marin-8b", scale)
         assert budgets_of(recipe) == {}
         assert sum(budgets_of(recipe.but(max_tokens=10**9)).values()) == pytest.approx(10**9, rel=1e-3)
+        assert set(budgets_of(recipe.but(max_tokens=1)).values()) == {1}, "every component has a budget"
 
 
 def test_the_option_is_a_setting():

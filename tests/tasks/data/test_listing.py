@@ -8,7 +8,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from phasewise.tasks.data.listing import MARGIN, expand, fingerprint, selects, shared
+from phasewise.tasks.data.listing import expand, fingerprint, selects
 from phasewise.tasks.data.source import Source
 from phasewise.trainer.base.errors import DataError
 from tests.stores.hub import listening
@@ -128,9 +128,3 @@ class Silent(BaseHTTPRequestHandler):
 def test_a_server_that_gives_no_parts_is_refused_in_words():
     with listening(Silent) as address, pytest.raises(DataError, match=r"a\.jsonl cannot be read .*byte ranges and report file sizes"):
         fingerprint(source(f"{address}/data", "a.jsonl"))
-
-
-def test_a_budget_is_the_need_with_a_margin_or_a_share_of_the_limit():
-    needs = {"large": 3_000_000, "small": 1_000, "idle": 0}
-    assert shared(needs, None) == {"large": round(MARGIN * 3_000_000), "small": round(MARGIN * 1_000), "idle": 1}
-    assert shared(needs, 300_100) == {"large": 300_000, "small": 100, "idle": 1}
