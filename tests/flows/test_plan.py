@@ -23,9 +23,9 @@ from phasewise.flows.recipes.feasibility import check_conversations, check_mixtu
 from phasewise.flows.recipes.recipe import Recipe, Tokenizer
 from phasewise.flows.recipes.scales import proxy_phase
 from phasewise.flows.recipes.words import from_scratch, llama, wsd
-from phasewise.flows.token_budget import MARGIN, budgets_of, check_enough, needed_tokens
+from phasewise.flows.token_budget import budgets_of, check_enough, needed_tokens
 from phasewise.flows.train_phase import train_phase
-from phasewise.tasks.data.listing import Budget
+from phasewise.tasks.data.listing import MARGIN, Budget
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.source import Pin, Source
 from phasewise.tasks.data.stand_ins import stand_in_source
