@@ -39,11 +39,14 @@ def size_of(path: Path) -> int:
     return total
 
 
-def find_removable(home: Home, plans: Collection[DataPlan], evidence: Collection[Path], *, with_trials: bool) -> list[Removable]:
+def find_removable(
+    home: Home, plans: Collection[DataPlan], evidence: Collection[Path], *, knows_all: bool, with_trials: bool
+) -> list[Removable]:
     """Return everything that may go from a home on this machine, in the order of their paths.
 
     Token caches and documents go if a plan has the same component from the same source under another key, and no run reads them.
-    Tokenizers, benchmarks and evidence go if no plan and no run has their key. `evidence`: the current evidence of the plans.
+    Tokenizers, benchmarks and evidence go if no plan and no run has their key, and `knows_all`: `plans` has every recipe with data.
+    `evidence`: the current evidence of the plans.
     """
     runs = [path for path in sorted(home.runs.glob("*/*")) if path.is_dir()]
     archived = {path: "archived: the phase was trained again" for path in runs if SUPERSEDED in path.name}
@@ -65,11 +68,11 @@ def find_removable(home: Home, plans: Collection[DataPlan], evidence: Collection
     tokenizers = {manifest.tokenizer_digest for folder in kept if (manifest := find_manifest(folder))}
     reasons = archived | outdated
     reasons |= {verdicts[path]: reason for path, reason in archived.items() if verdicts[path].exists()}
-    for folder in home.root.glob("tokenizers/*"):
+    for folder in home.root.glob("tokenizers/*") if knows_all else ():
         file = folder / TOKENIZER_NAME
         if folder.name not in named and not (file.is_file() and digest_of_file(file) in tokenizers):
             reasons[folder] = "no recipe and no cache uses this tokenizer"
-    for folder in (*home.root.glob("benchmarks/*"), *home.root.glob("evidence/*/*")):
+    for folder in (*home.root.glob("benchmarks/*"), *home.root.glob("evidence/*/*")) if knows_all else ():
         if folder.is_dir() and folder.name not in named:
             reasons[folder] = f"outdated {folder.relative_to(home.root).parts[0]}"
     temporary = [path for path in home.root.rglob(".*") if _TEMPORARY.fullmatch(path.name) and home.prefect not in path.parents]

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 
 from phasewise.flows.cli.status import evidence_of
 from phasewise.flows.recipes import NAMES, scale_of
-from phasewise.flows.resolved import RecipeOrigin, Resolved, resolve
+from phasewise.flows.resolved import RecipeOrigin, resolve
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.stand_ins import missing_stand_ins
 from phasewise.tasks.disk_usage import find_removable, remove, size_of
@@ -29,25 +29,30 @@ def collect_garbage(recipes: Iterable[str], home: str | None, *, deletes: bool, 
     opened = Home.at(home, reads_only=not deletes)
     if not opened.is_local:
         raise ConfigError(f"gc: expected a home on this machine, found {opened.root}. Set a lifecycle rule of the bucket instead.")
-    resolved = [resolve(name, scale_of(name, None), home, reads_only=True)[0] for name in recipes]
-    _check_all_named(opened, resolved)
-    named = {one.recipe.run_name for one in resolved}
-    for folder in sorted(opened.runs.glob("*")):
-        name, _, scale = folder.name.rpartition("-")
-        if name in NAMES and folder.name not in named:
-            with suppress(PhasewiseError):
-                resolved.append(resolve(name, scale, home, reads_only=True)[0])  # pyright: ignore[reportArgumentType]  # a scale
+    resolved = {one.recipe.run_name: one for name in recipes if (one := resolve(name, scale_of(name, None), home, reads_only=True)[0])}
+    unplanned: list[str] = []
+    for run_name, name in _others(opened, recipes).items():
+        if run_name not in resolved:
+            try:
+                scale: Any = run_name.rpartition("-")[2]
+                resolved[run_name] = resolve(name, scale, home, reads_only=True)[0]
+            except PhasewiseError as error:
+                unplanned.append(f"{run_name} ({error})")
     with opened.held("`phasewise gc`") if deletes else nullcontext():
         plans: list[DataPlan] = []
         evidence: list[Path] = []
-        for one in resolved:
+        for run_name, one in resolved.items():
             try:
-                if not missing_stand_ins(one.stand_ins, opened.sources):
+                if missing := missing_stand_ins(one.stand_ins, opened.sources):
+                    unplanned.append(f"{run_name} (the text of {len(missing)} components is not collected)")
+                else:
                     plans.append(one.plan)
                     evidence += evidence_of(one, one.recipe.phases)
             except PhasewiseError as error:
-                say(f"{one.recipe.run_name}: its sources cannot be read, so only outdated data of other recipes are found ({error})")
-        found = find_removable(opened, plans, evidence, with_trials=with_trials)
+                unplanned.append(f"{run_name} ({error})")
+        if unplanned:
+            say(f"tokenizers, benchmarks and evidence are kept, because these recipes cannot be planned: {'; '.join(unplanned)}")
+        found = find_removable(opened, plans, evidence, knows_all=not unplanned, with_trials=with_trials)
         if deletes:
             remove(found)
     return {
@@ -61,20 +66,32 @@ def collect_garbage(recipes: Iterable[str], home: str | None, *, deletes: bool, 
     }
 
 
-def _check_all_named(home: Home, resolved: Iterable[Resolved]) -> None:
-    named = {one.recipe.run_name for one in resolved}
-    files: dict[str, str] = {}
+def _others(home: Home, recipes: Iterable[str]) -> dict[str, str]:
+    """Return run name → recipe, of the included recipes with runs and of the named files at every scale with data.
+
+    Raises ConfigError for the data of a file that is not named.
+    """
+    given = {_path(name) for name in recipes}
+    names = {folder.name: folder.name.rpartition("-")[0] for folder in sorted(home.runs.glob("*"))}
+    found = {run_name: name for run_name, name in names.items() if name in NAMES}
+    missing: dict[str, str] = {}
     for path in sorted((home.root / "recipes").glob("*.json")):
         with suppress(OSError, ValueError, ValidationError):
-            origin = RecipeOrigin.model_validate(read_json(path))
-            file = origin.file.rpartition(":")[0] if ".py:" in origin.file else origin.file
-            if path.stem not in named and Path(file).exists():
-                files[path.stem] = origin.file
-    if files:
+            file = RecipeOrigin.model_validate(read_json(path)).file
+            if _path(file) in given:
+                found[path.stem] = file
+            elif _path(file).exists():
+                missing[path.stem] = file
+    if missing:
         raise ConfigError(
-            f"gc: expected every recipe file with data in {home.root}, found no {', '.join(files)}. Name all of them, so that their data "
-            f"are kept: `phasewise gc {' '.join(sorted(files.values()))}` with the recipes already named."
+            f"gc: expected every recipe file with data in {home.root}, found no {', '.join(missing)}. Name all of them, so that their data "
+            f"are kept: `phasewise gc {' '.join(sorted(missing.values()))}` with the recipes already named."
         )
+    return found
+
+
+def _path(file: str) -> Path:
+    return Path(file.partition(".py:")[0] + ".py" if ".py:" in file else file).resolve()
 
 
 def print_garbage(found: dict[str, Any]) -> None:

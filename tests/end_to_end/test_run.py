@@ -118,6 +118,10 @@ def test_only_what_no_result_needs_may_go(finished: Finished, in_turn: InTurn, r
         source.write('{"text": "One document more."}\n')
     prepared = complete(in_turn("data", "prepare", recipe_file, *command))
     assert {path.partition("/")[0] for path in removable()} == {"benchmarks", "evidence"}
+    text = copied / "sources" / "flan"
+    text.rename(copied / "gone")
+    assert removable() == [], "what a recipe needs is unknown without its sources"
+    (copied / "gone").rename(text)
     (copied / "exports" / ".making" / "half").mkdir(parents=True)
     for phase in ("kestrel", "ocelot"):
         run = copied / "runs" / "tiny-proxy" / phase
@@ -129,6 +133,8 @@ def test_only_what_no_result_needs_may_go(finished: Finished, in_turn: InTurn, r
     assert not any((copied / path).exists() for path in listed)
     assert removable() == []
     assert complete(in_turn("data", "prepare", recipe_file, *command)) == prepared
+    shutil.copyfile(copied / "recipes" / "tiny-proxy.json", copied / "recipes" / "tiny-full.json")
+    assert removable() == [], "a named file is known at every scale with data"
     with pytest.raises(ConfigError, match=r"expected every recipe file with data in .*, found no .*tiny\.json"):
         collect_garbage((), str(copied), deletes=False, with_trials=False)
 
