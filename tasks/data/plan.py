@@ -31,7 +31,7 @@ MEASURE_SECONDS = 10.0
 SAMPLE_BYTES = 500_000
 DOCUMENT_CHARACTERS = 2000
 SAMPLE_VOCABULARY = 8192
-BENCHMARKS_VERSION = "benchmarks-3"
+BENCHMARKS_VERSION = "benchmarks-4"
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,8 @@ def plan_data(
         near, revision, bias = home.keyed("evidence", key, "near-copies"), sources[name].revision, length_bias.get(name)
         components[name] = ComponentPlan(name, source, listing, documents, *caches, near_copies=near, revision=revision, length_bias=bias)
     asked_of = tuple(sorted(components if benchmark_components is None else benchmark_components))
-    held_out = {name: components[name].held_out.key for name in asked_of}
-    benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, "held_out": held_out})
+    splits = {split: {name: components[name].cache(split).key for name in asked_of} for split in SPLITS}
+    benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, **splits})
     path = home.keyed("tokenizers", tokenizer) / "tokenizer.json"
     lock = home.lock(f"recipe-{benchmarks[:16]}")
     return DataPlan(components, trained_on, path, home.keyed("benchmarks", benchmarks), asked_of, lock, special, around, digests)

@@ -4,7 +4,8 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import combinations, pairwise, zip_longest
+from functools import partial
+from itertools import accumulate, combinations, pairwise, zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,6 +20,8 @@ from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.frozen import Frozen, in_one_line
 from phasewise.trainer.base.identity import check_file, digest_of_bytes, digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.base.storage import as_path, write_atomically
+from phasewise.trainer.data.manifest import read_manifest
+from phasewise.validations.limits import LeakageLimits
 
 STRIDE_WORDS = 80
 MIN_WORDS = 20
@@ -36,6 +39,9 @@ CHOICE_WORDS = (8, 12)
 MIN_FOLLOWER_COUNT, MIN_FOLLOWER_SHARE = 3, 0.3
 MAX_ITEMS_PER_ANSWER = 8
 FORMAT_VERSION = 2
+REPEATED = LeakageLimits(min_words=13, min_score=0.5, min_copy_share=0.5, max_items=0)
+"""Stricter than a recipe's limits, so that their check of the data rarely finds an item."""
+SEARCHED_TOKENS = 16_000_000
 MANIFEST_NAME = "manifest.json"
 HeldOut = Mapping[str, Sequence[HeldOutDocument]]
 
@@ -48,9 +54,45 @@ def write_missing_benchmarks(plan: DataPlan) -> bool:
         if (plan.benchmarks / MANIFEST_NAME).exists():
             return False
         folders = {name: plan.components[name].held_out.folder for name in plan.benchmark_components}
-        write_benchmarks(plan.benchmarks, read_held_out_texts(folders, load_tokenizer(plan.tokenizer)))
+        train = {name: plan.components[name].train.folder for name in plan.benchmark_components}
+        held_out = read_held_out_texts(folders, load_tokenizer(plan.tokenizer))
+        write_benchmarks(plan.benchmarks, held_out, partial(find_repeated, train, plan.tokenizer))
     say("built the benchmarks from held-out documents")
     return True
+
+
+Texts = Mapping[str, Collection[str]]
+"""Component → texts of passages."""
+Search = Callable[[Texts], Collection[str]]
+"""A function that returns those texts that training text of their component repeats."""
+
+
+def no_text(_: Texts) -> Collection[str]:
+    """Return nothing, for held-out text without training text."""
+    return ()
+
+
+def find_repeated(caches: Mapping[str, Path], tokenizer: Path, texts: Texts) -> set[str]:
+    """Return the texts that the training cache of their component contains, in about its first `SEARCHED_TOKENS` tokens.
+
+    A page frame or a generated sentence stands in many documents of a component, and is no test of a model.
+    """
+    from phasewise.tasks.validation.scan_pieces import find_tokenizer, open_detokenizer  # Numba
+    from phasewise.validations.evidence.leakage.index import LeakageIndex
+    from phasewise.validations.evidence.leakage.items import BenchmarkItem
+    from phasewise.validations.evidence.leakage.scan import cache_documents, scan_documents
+
+    found: set[str] = set()
+    for component, of_component in texts.items():
+        ids = {digest_of_json(text): text for text in of_component}
+        index = LeakageIndex.build([BenchmarkItem(component, component, name, text, is_excerpt=True) for name, text in ids.items()])
+        manifest = read_manifest(caches[component])
+        detokenize = open_detokenizer(find_tokenizer(caches[component], manifest, tokenizer.parents[2:3]))
+        before = accumulate((shard.tokens for shard in manifest.shards), initial=0)
+        for shard in [number for number, tokens in zip(range(len(manifest.shards)), before, strict=False) if tokens < SEARCHED_TOKENS]:
+            scan = scan_documents(cache_documents(caches[component], detokenize, shard), index, REPEATED)
+            found.update(ids[hit.item] for hit in scan.hits)
+    return found
 
 
 class Cut(NamedTuple):
@@ -96,6 +138,21 @@ def cut_passages(held_out: HeldOut, cut: Cut) -> list[Passage]:
                     ranked.append((rank, passage))
         passages.append([passage for _, passage in sorted(ranked)])
     return [passage for turn in zip_longest(*passages) for passage in turn if passage is not None]
+
+
+def _without_repeated(candidates: Sequence[tuple[Passage, str]], count: int, repeated: Search) -> list[Passage]:
+    """Return the first `count` passages whose text is not repeated."""
+    chosen: list[Passage] = []
+    for start in range(0, len(candidates), 4 * count):
+        some = candidates[start : start + 4 * count]
+        texts: defaultdict[str, list[str]] = defaultdict(list)
+        for passage, text in some:
+            texts[passage.component].append(text)
+        found = repeated(texts)
+        chosen += [passage for passage, text in some if text not in found]
+        if len(chosen) >= count:
+            break
+    return chosen[:count]
 
 
 def _pick(digest: str, field: int, bounds: tuple[int, int]) -> int:
@@ -172,7 +229,7 @@ class Baseline(Frozen):
     answer: str | None
 
 
-def build_word_order(held_out: HeldOut) -> list[WordOrderItem]:
+def build_word_order(held_out: HeldOut, repeated: Search = no_text) -> list[WordOrderItem]:
     """Build up to `NUM_WORD_ORDER_ITEMS` items over all components. Exchanged words follow equal white space, so tokens are equal."""
     orders: dict[Passage, list[str]] = {}
     for passage in cut_passages(held_out, WORD_ORDER):
@@ -188,15 +245,18 @@ def build_word_order(held_out: HeldOut) -> list[WordOrderItem]:
             for i, j in exchanged:
                 changed[2 * i], changed[2 * j] = parts[2 * j], parts[2 * i]
             orders.setdefault(passage, []).append("".join(changed))
-    if not orders:
+    candidates = [(passage, f"{passage.opening} {truth}") for passage, (truth, *_) in orders.items()]
+    passages = _without_repeated(candidates, NUM_WORD_ORDER_ITEMS, repeated)
+    if not passages:
+        found = f"only {len(candidates)} that training text repeats," if candidates else "none"
         shortest, longest = (words + WORD_ORDER.following_words for words in WORD_ORDER.opening_words)
         raise DataError(
-            f"the word_order benchmark needs running text of {shortest} to {longest} words, found none in "
+            f"the word_order benchmark needs running text of {shortest} to {longest} words, found {found} in "
             f"{sum(map(len, held_out.values()))} held-out documents of {len(held_out)} components. Give the components more source files. "
             f"The last {CHOICE_WORDS[0]} to {CHOICE_WORDS[1]} words must have two pairs of words to exchange."
         )
     items: list[WordOrderItem] = []
-    for number, passage in enumerate(sorted([*orders][:NUM_WORD_ORDER_ITEMS])):
+    for number, passage in enumerate(sorted(passages)):
         truth, *choices = orders[passage]
         gold = number % NUM_CHOICES
         choices.insert(gold, truth)
@@ -209,7 +269,7 @@ def build_word_order(held_out: HeldOut) -> list[WordOrderItem]:
     return items
 
 
-def build_next_word(held_out: HeldOut) -> list[NextWordItem]:
+def build_next_word(held_out: HeldOut, repeated: Search = no_text) -> list[NextWordItem]:
     """Build up to `NUM_NEXT_WORD_ITEMS` items over all components. The answer is the most frequent follower of the opening's last word."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for document in [document for documents in held_out.values() for document in documents]:
@@ -224,22 +284,23 @@ def build_next_word(held_out: HeldOut) -> list[NextWordItem]:
         "next_word", opening_words=(30, 38), following_words=1, max_shift_words=30, fits=lambda before, word: follower.get(before) == word
     )
     answers: Counter[str] = Counter()
-    chosen: list[Passage] = []
+    candidates: list[tuple[Passage, str]] = []
     for passage in cut_passages(held_out, cut):
         answers[passage.following] += 1
         if answers[passage.following] <= MAX_ITEMS_PER_ANSWER:
-            chosen.append(passage)
-    if not chosen:
-        passages = len(cut_passages(held_out, cut._replace(fits=lambda _before, _word: True)))
+            candidates.append((passage, f"{passage.opening} {passage.following}"))
+    passages = sorted(_without_repeated(candidates, NUM_NEXT_WORD_ITEMS, repeated))
+    if not passages:
+        found = f"{len(candidates)} passages repeated in training text" if candidates else "no passage"
+        num_passages = len(cut_passages(held_out, cut._replace(fits=lambda _before, _word: True)))
         raise DataError(
             f"the next_word benchmark needs running text of {cut.opening_words[0]} words and more before a predictable word, which "
             f"follows its predecessor {MIN_FOLLOWER_COUNT} times or more, and {MIN_FOLLOWER_SHARE:.0%} of the time, in all held-out text. "
-            f"Found {passages} passages of that length and {len(follower)} words that tell the next one, but no passage that ends there, "
-            f"in {sum(map(len, held_out.values()))} held-out documents of {len(held_out)} components. Give the components more source "
-            "files, or text with repeated words."
+            f"Found {num_passages} passages of that length, {len(follower)} words that tell the next one, and {found} that ends there, "
+            f"in {sum(map(len, held_out.values()))} held-out documents of {len(held_out)} components. "
+            "Give the components more source files, or text with repeated words."
         )
     # Deal the passages into groups of NUM_CHOICES or a few more
-    passages = sorted(chosen[:NUM_NEXT_WORD_ITEMS])
     dealt = sorted(passages, key=lambda passage: (digest_of_json(passage.following), passage.key))
     num_groups = max(1, len(dealt) // NUM_CHOICES)
     numbers = {passage: number for number, passage in enumerate(dealt)}
@@ -314,10 +375,10 @@ class MadeItem(NamedTuple):
     text: str
 
 
-def write_benchmarks(folder: str | Path, held_out: HeldOut) -> BenchmarkManifest:
-    """Build the benchmarks from the held-out documents of the components, and write the manifest last."""
-    word_order = build_word_order(held_out)
-    next_word = build_next_word(held_out)
+def write_benchmarks(folder: str | Path, held_out: HeldOut, repeated: Search = no_text) -> BenchmarkManifest:
+    """Build the benchmarks from held-out documents that training text does not repeat, and write the manifest last."""
+    word_order = build_word_order(held_out, repeated)
+    next_word = build_next_word(held_out, repeated)
     benchmarks: list[Benchmark] = []
     for name, metric, items, baseline in (
         ("word_order", "acc", word_order, word_order_baseline(word_order)),

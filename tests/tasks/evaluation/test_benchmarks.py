@@ -97,11 +97,11 @@ def test_too_little_text_is_refused_with_what_was_found():
     held_out = {"code": [HeldOutDocument("a", "too short to cut")]}
     with pytest.raises(DataError, match="running text of 42 to 52 words, found none in 1 held-out documents of 1 components"):
         build_word_order(held_out)
-    with pytest.raises(DataError, match=r"Found 0 passages of that length and 0 words .* in 1 held-out documents"):
+    with pytest.raises(DataError, match=r"Found 0 passages of that length, 0 words .* in 1 held-out documents"):
         build_next_word(held_out)
     unique = HeldOutDocument("a", " ".join(f"w{chr(97 + number // 26)}{chr(97 + number % 26)}" for number in range(400)))
     assert len(build_word_order({"code": [unique]})) == 5
-    with pytest.raises(DataError, match="Found 5 passages of that length and 0 words that tell the next one"):
+    with pytest.raises(DataError, match="Found 5 passages of that length, 0 words that tell the next one"):
         build_next_word({"code": [unique]})
     table = HeldOutDocument("table", " ".join(str(number) for number in range(400)))
     with pytest.raises(DataError):

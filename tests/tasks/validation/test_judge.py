@@ -14,6 +14,7 @@ from phasewise.tasks.data import cluster
 from phasewise.tasks.data.documents import split_of, split_texts
 from phasewise.tasks.data.listing import Listing
 from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.evaluation.made_benchmarks import WordOrderItem, benchmark_items
 from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE, OwnBenchmark
 from phasewise.tasks.validation import judge, scan_caches
 from phasewise.tasks.validation.scan_caches import test_items as items_of
@@ -116,11 +117,17 @@ def test_a_held_out_document_or_a_benchmark_item_in_another_source_stops_the_pha
     world = type(prepared)(type(prepared.home).open(str(tmp_path)), tmp_path / "sources")
     shutil.copytree(prepared.sources, world.sources)
     plan = world.prepare()
-    question = next(item for item in items_of(plan, [], ()) if item.benchmark == "word_order")
+    lines = (plan.benchmarks / "word_order.jsonl").read_text().splitlines()
+    question, own = (
+        next(item for item in map(WordOrderItem.model_validate_json, lines) if item.component == name) for name in ("law", "web")
+    )
     held_out = next(split_texts(plan.components["law"].documents.folder, "held_out"))
-    plant(world, "web", question.question)
+    plant(world, "web", f"{question.text} {own.text}")
     plant(world, "code", held_out)
-    world.prepare()
+    again = world.prepare()
+    kept = {item.id for item in benchmark_items(again.benchmarks)}
+    assert question.id in kept
+    assert own.id not in kept  # its own component repeats the passage: it tests nothing
 
     verdict = judged(world)
     assert not verdict.passes
