@@ -39,8 +39,8 @@ CHOICE_WORDS = (8, 12)
 MIN_FOLLOWER_COUNT, MIN_FOLLOWER_SHARE = 3, 0.3
 MAX_ITEMS_PER_ANSWER = 8
 FORMAT_VERSION = 2
-REPEATED = LeakageLimits(min_words=13, min_score=0.5, min_copy_share=0.5, max_items=0)
-"""Stricter than a recipe's limits, so that their check of the data rarely finds an item."""
+REPEATED = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.7, max_items=0)
+"""Slightly stricter than a recipe's limits, so that their check of the data rarely finds an item."""
 SEARCHED_TOKENS = 16_000_000
 MANIFEST_NAME = "manifest.json"
 HeldOut = Mapping[str, Sequence[HeldOutDocument]]
@@ -291,12 +291,14 @@ def build_next_word(held_out: HeldOut, repeated: Search = no_text) -> list[NextW
             candidates.append((passage, f"{passage.opening} {passage.following}"))
     passages = sorted(_without_repeated(candidates, NUM_NEXT_WORD_ITEMS, repeated))
     if not passages:
-        found = f"{len(candidates)} passages repeated in training text" if candidates else "no passage"
+        found = (
+            f"{len(candidates)} passages that end there, all repeated in training text," if candidates else "no passage that ends there,"
+        )
         num_passages = len(cut_passages(held_out, cut._replace(fits=lambda _before, _word: True)))
         raise DataError(
             f"the next_word benchmark needs running text of {cut.opening_words[0]} words and more before a predictable word, which "
             f"follows its predecessor {MIN_FOLLOWER_COUNT} times or more, and {MIN_FOLLOWER_SHARE:.0%} of the time, in all held-out text. "
-            f"Found {num_passages} passages of that length, {len(follower)} words that tell the next one, and {found} that ends there, "
+            f"Found {num_passages} passages of that length, {len(follower)} words that tell the next one, and {found} "
             f"in {sum(map(len, held_out.values()))} held-out documents of {len(held_out)} components. "
             "Give the components more source files, or text with repeated words."
         )
