@@ -20,7 +20,7 @@ from phasewise.deployments.site_process import OwnSite, bind_problem, own_site
 from phasewise.deployments.worker import supervise, work
 from phasewise.flows.prefect.access import AUTH_NAME, OPEN_PATH, hide_from_children, keep_links
 from phasewise.flows.prefect.missed_schedules import close_missed
-from phasewise.flows.prefect.server import SERVED, OwnServer, client_environment, own_server
+from phasewise.flows.prefect.server import SERVED, OwnServer, check_given_server, client_environment, own_server
 from phasewise.flows.prefect.stale_runs import close_leftovers
 from phasewise.flows.recipes import NAMES, load_written
 from phasewise.flows.recipes.python_file import allow_code
@@ -88,6 +88,7 @@ def bring_up(plan: Plan, port: int, site_host: str, site_port: int | None) -> No
     if given := os.environ.get("PREFECT_API_URL"):
         click.echo(f"Using the Prefect server at {without_secrets(given)}")
         hide_from_children()
+        check_given_server()
         ui = given.removesuffix("/api")
         with own_site(home, site_host, site_port, prefect_port=port, prefect_url=ui, recipes=plan.recipe_files) as site:
             asyncio.run(_serve(plan, given, None, site))

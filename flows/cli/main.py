@@ -419,13 +419,13 @@ def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int,
 @home_option
 @click.option("--port", type=click.IntRange(1, 65_535), default=4200, show_default=True)
 @click.option("--recipes", type=PLACE, metavar="FOLDER", help="Also deploy the recipes in this folder. Runs its .py files.")
-@click.option("--site-port", type=click.IntRange(1, 65_535), metavar="N", help="Port of the page. Default: PORT + 1.")
+@click.option("--site-port", type=click.IntRange(1, 65_535), metavar="N", help="Port of the page. Default: first free port after PORT.")
 @click.option(
     "--site-host",
     default="127.0.0.1",
     show_default=True,
     metavar="H",
-    help="Address of the page. An address other than loopback requires a token.",
+    help="Address of the page. The page requires its token on every address.",
 )
 @click.option("--notify", metavar="TYPE/NAME", help="Prefect notification block for refused or waiting phases.")
 def up(home: str | None, port: int, recipes: str | None, site_port: int | None, site_host: str, notify: str | None) -> None:

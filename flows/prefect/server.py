@@ -34,6 +34,8 @@ TAG = "phasewise"
 """Tag of all deployments of this package, and only of them. Registration removes tagged deployments that are no longer declared."""
 LOG_NAME = "server.log"
 MAX_RESTARTS = 5
+BACKLOG = 2048
+"""Connections that wait for the server."""
 START_SECONDS, STOP_SECONDS, LOOK_SECONDS = 120.0, 10.0, 0.5
 START_BYTES = 2**23
 """Free space that a new database needs. On a full disk the log of a server that failed to start may be empty."""
@@ -70,16 +72,24 @@ def client_environment(home: Home) -> dict[str, str]:
 
 @contextmanager
 def logged_child(
-    command: Sequence[str], log: Path, environment: Mapping[str, str], *, stop_seconds: float
+    command: Sequence[str], log: Path, environment: Mapping[str, str], *, stop_seconds: float, pass_fds: Sequence[int] = ()
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Run a child process within the context. Its output is appended to the log.
 
     The child has its own session: Ctrl-C reaches only this process, which stops the child last. The child must end when its standard input
-    ends, so it does not outlive this process. `stop_seconds`: time from SIGTERM to SIGKILL.
+    ends, so it does not outlive this process. `stop_seconds`: time from SIGTERM to SIGKILL. `pass_fds`: open files of the child.
     """
     with (
         open(log, "ab") as output,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment, start_new_session=True) as process,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        ) as process,
     ):
         try:
             yield process
@@ -95,14 +105,27 @@ def logged_child(
 def server_for(home: Home, purpose: str) -> Iterator[str]:
     """Yield the URL of the API: of `PREFECT_API_URL`, of the home's running server, or of a new server for this command.
 
-    `purpose`: the command, shown to other processes that find the server in use. Raises PhasewiseError if the server did not start.
+    `purpose`: the command, shown to other processes that find the server in use. Raises PhasewiseError if the server did not start, or if a
+    request of this command fails.
     """
     for name, value in client_environment(home).items():
         os.environ.setdefault(name, value)
+    import httpx
+
+    try:
+        with _server_for(home, purpose) as url:
+            yield url
+    except httpx.HTTPError as error:
+        raise _unanswered(error) from None
+
+
+@contextmanager
+def _server_for(home: Home, purpose: str) -> Iterator[str]:
     if given := os.environ.get("PREFECT_API_URL"):
         say(f"using the Prefect server at {without_secrets(given)}")
         taken = hide_from_children()
         try:
+            check_given_server()
             yield given
         finally:
             os.environ.update(taken)
@@ -123,6 +146,27 @@ def server_for(home: Home, purpose: str) -> Iterator[str]:
             yield server.url
             if errors := server.new_errors(ended=True):
                 say(f"the Prefect server reported {len(errors)} errors, the last: {errors[-1]} (see {server.log})")
+
+
+def check_given_server() -> None:
+    """Raise PhasewiseError if no Prefect server answers at `PREFECT_API_URL` with the given secrets."""
+    import httpx
+    from packaging.version import Version
+    from prefect.client.orchestration import get_client
+
+    try:
+        with get_client(sync_client=True) as client:
+            Version(str(client.api_version()))
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise _unanswered(error) from None
+
+
+def _unanswered(error: Exception) -> PhasewiseError:
+    found = f"{type(error).__name__}: {without_secrets(str(error).splitlines()[0])}".rstrip(".: ")
+    return PhasewiseError(
+        f"the Prefect server: expected an answer, found {found}. Check PREFECT_API_URL and PREFECT_API_AUTH_STRING if they are set, and "
+        "run the same command again: finished work is kept."
+    )
 
 
 @contextmanager
@@ -228,7 +272,6 @@ def own_server(home: Home, port: int, purpose: str) -> Iterator[OwnServer]:
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}",
         "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
     }
-    command = python_command(SERVER_MODULE, str(port))
     log = home.prefect / LOG_NAME
     with ExitStack() as stack:
         try:
@@ -237,12 +280,16 @@ def own_server(home: Home, port: int, purpose: str) -> Iterator[OwnServer]:
             raise PhasewiseError(
                 f"{error.holder} has the Prefect server of {home.root}: wait for it, stop it, or choose another home with --home."
             ) from None
+        # This process keeps the port: requests wait while the server restarts, and no other user's server can take their secrets
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", port), backlog=BACKLOG))
+        command = python_command(SERVER_MODULE, str(listening.fileno()), str(port))
         auth = auth_of(home)
         environment |= {"PREFECT_SERVER_API_AUTH_STRING": auth, "PREFECT_API_AUTH_STRING": auth}
         read_bytes = log.stat().st_size if log.exists() else 0
 
         def start() -> "subprocess.Popen[bytes]":
-            return stack.enter_context(logged_child(command, log, environment, stop_seconds=STOP_SECONDS))
+            child = logged_child(command, log, environment, stop_seconds=STOP_SECONDS, pass_fds=[listening.fileno()])
+            return stack.enter_context(child)
 
         process = start()
         _wait_until_up(url, process, log, read_bytes)

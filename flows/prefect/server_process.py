@@ -1,9 +1,10 @@
-"""`python -m phasewise.flows.prefect.server_process PORT`: the process of a Prefect server. It ends when its standard input ends.
+"""`python -m phasewise.flows.prefect.server_process FD PORT`: the process of a Prefect server. It ends when its standard input ends.
 
 Only this module loads Prefect's database code: other commands stay light.
 """
 
 import os
+import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from prefect.server.database.dependencies import MODELS_DEPENDENCIES
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
-from phasewise.flows.prefect.access import OwnAddress, open_route
+from phasewise.flows.prefect.access import OwnAddress, open_route, prefect_policy
 from phasewise.trainer.process.child_process import collect_rarely, end_with_parent
 
 
@@ -39,8 +40,8 @@ class SerializedWrites(AioSqliteConfiguration):
             yield transaction
 
 
-def serve(port: int) -> None:
-    """Serve Prefect's API and pages on loopback until standard input ends."""
+def serve(listening: socket.socket, port: int) -> None:
+    """Serve Prefect's API and pages on the inherited socket of a port until standard input ends."""
     collect_rarely()
     os.chdir(os.environ["PREFECT_HOME"])  # Prefect's migrations put the current folder on the module path
     end_with_parent(0)
@@ -48,8 +49,10 @@ def serve(port: int) -> None:
     MODELS_DEPENDENCIES["database_config"] = SerializedWrites(connection_url=url)
     app = create_app(final=True)
     app.router.routes.insert(0, open_route())
-    uvicorn.run(OwnAddress(app, port=port), host="127.0.0.1", port=port, log_level="warning", timeout_keep_alive=5)
+    headers = [("Content-Security-Policy", prefect_policy(port))]
+    config = uvicorn.Config(OwnAddress(app, port=port), log_level="warning", timeout_keep_alive=5, headers=headers)
+    uvicorn.Server(config).run(sockets=[listening])
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 import pytest
 from fastapi.routing import APIRoute, APIWebSocketRoute
+from playwright.sync_api import Route, sync_playwright
 from prefect.server.api.server import API_ROUTERS
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from phasewise.flows.prefect.access import OPEN_PATH
+from tests.chromium import CHROMIUM, NEEDS_CHROMIUM
 from tests.deployments.up import Up, ask, final_state
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging
@@ -82,6 +84,27 @@ def test_every_address_of_the_api_asks_for_the_token_and_knows_its_origin(up: Up
         assert request(up, "GET", path, {"Origin": FOREIGN[0]}).status == 403, path
         assert up.auth not in request(up, "GET", path, {}).text
     assert (requested_runs(up), ask(up, "work_pools/local")["base_job_template"]) == before
+
+
+@NEEDS_CHROMIUM
+def test_prefects_pages_work_and_load_nothing_from_other_hosts(up: Up) -> None:
+    """Their analytics and the scripts of `/docs` would stand next to the auth string. The policy stops both before a request."""
+    others: list[str] = []
+
+    def note(route: Route) -> None:
+        others.append(route.request.url)
+        route.abort()
+
+    with sync_playwright() as playwright:
+        page = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]).new_page()
+        page.route(lambda url: not url.startswith((up.ui, "data:", "blob:")), note)
+        page.goto(up.links[0])
+        page.get_by_text("Work Pools").last.wait_for()  # a page that is left while it checks the auth string drops the string
+        for path, shown in (("/deployments", r"\d+ Deployments"), ("/v2/deployments", r"\d+ Deployments"), ("/docs", "")):
+            page.goto(up.ui + path)
+            page.get_by_text(re.compile(shown)).first.wait_for(state="attached")
+            page.wait_for_load_state("networkidle")
+            assert others == [], path
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,18 @@ import base64
 import email
 import email.policy
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from email.message import EmailMessage
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from prefect.blocks.abstract import NotificationError
@@ -19,12 +23,13 @@ from pydantic import SecretStr, ValidationError
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from phasewise.deployments.site_process import bind_problem
 from phasewise.flows.prefect.access import AUTH_NAME, AUTH_VARIABLES, auth_of, auth_of_running, hide_from_children, keep_links, page_token
 from phasewise.flows.prefect.email_block import Mail
-from phasewise.flows.prefect.server import OwnServer, own_server
+from phasewise.flows.prefect.server import OwnServer, own_server, server_for
 from phasewise.flows.prefect.server_process import SerializedWrites
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.errors import ConfigError, StorageError
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError, StorageError
 from tests.ports import free_port
 from tests.survival.disks import small_disk
 
@@ -124,7 +129,7 @@ def test_an_error_that_the_servers_disk_is_the_reason_of_is_the_servers(tmp_path
     home.prefect.mkdir(parents=True)
 
     def fail_after(log: str) -> None:
-        with own_server(home, 1, "a test") as found:
+        with own_server(home, free_port(), "a test") as found:
             found.log.write_text(log)
             raise RuntimeError("Server error '500 Internal Server Error'")
 
@@ -132,6 +137,50 @@ def test_an_error_that_the_servers_disk_is_the_reason_of_is_the_servers(tmp_path
         fail_after("")
     with pytest.raises(StorageError, match=r"the Prefect server: .*database or disk is full"):
         fail_after("Traceback\nsqlite3.OperationalError: database or disk is full\nINFO: stopping\n")
+
+
+def test_a_request_waits_while_the_server_restarts_and_no_other_process_gets_the_port(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.prefect.mkdir(parents=True)
+    with own_server(home, port := free_port(), "a test") as found, ThreadPoolExecutor(1) as thread:
+        found.process.kill()
+        found.process.wait()
+        request = thread.submit(urlopen, f"{found.url}/health", timeout=170)
+        assert bind_problem("127.0.0.1", port)
+        assert "it is started again" in str(found.restart_if_ended())
+        assert request.result().status == 200
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("http://127.0.0.1:1/api", "ConnectError: "),
+        ("nonsense", "UnsupportedProtocol: "),
+        ("{other}/401", "PrefectHTTPStatusError: Client error '401 Unauthorized'"),
+        ("{other}/200", "InvalidVersion: Invalid version: '{}'"),
+    ],
+)
+def test_a_given_server_that_is_none_or_refuses_ends_a_command_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, found: str
+) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the library's name
+            self.send_response(int(self.path.split("/")[1]))
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing is printed."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as other, ThreadPoolExecutor(1) as thread:
+        thread.submit(other.serve_forever)
+        try:
+            monkeypatch.setenv("PREFECT_API_URL", url.replace("{other}", f"http://127.0.0.1:{other.server_port}"))
+            expected = rf"^the Prefect server: expected an answer, found {re.escape(found)}.*\. Check PREFECT_API_URL "
+            with pytest.raises(PhasewiseError, match=expected), server_for(Home(tmp_path), "a test"):
+                pass
+        finally:
+            other.shutdown()
 
 
 def test_a_home_keeps_its_secrets_and_has_its_own(tmp_path: Path) -> None:
