@@ -1,6 +1,6 @@
 """`metrics.jsonl`: one JSON object per update, each step once in order, also in resumed runs.
 
-`TABLE` declares every name of a row. `python -m phasewise.trainer.metrics > docs/reference/metrics.md` prints its reference page.
+`TABLE` declares every name of a row, and `docs/reference/metrics.md` lists them.
 """
 
 import errno
@@ -111,48 +111,6 @@ TABLE: tuple[Metric, ...] = (
 OF_THE_CLOCK = frozenset(metric.name for metric in TABLE if metric.of_the_clock)
 
 
-def as_markdown() -> str:
-    """Return `docs/reference/metrics.md`."""
-    import jax  # readers of rows need neither jax nor the model
-
-    from phasewise.trainer.config import ModelConfig
-    from phasewise.trainer.model.params import param_specs
-
-    model = ModelConfig.model_validate({
-        "vocab_size": 1, "seq_len": 2, "num_layers": 2, "d_model": 1, "d_ff": 1, "num_query_heads": 1, "num_kv_heads": 1, "head_dim": 2,
-        "rope": {"theta": 1.0, "scaling": None}, "rms_norm_epsilon": 1.0, "initializer_std": 1.0, "compute_dtype": "float32",
-        "qk_norm": True, "tied_head": False, "sliding_window": None, "float32_attention": False, "attention_gate": True, "post_norms": True,
-        "experts": {
-            "num_experts": 2, "num_active": 1, "num_shared": 1, "d_expert": 1, "route_scale": 1.0, "num_dense_layers": 1,
-            "balancing": None, "sequence_loss": 0.0,
-        },
-    })  # fmt: skip
-    members: dict[str, dict[str, None]] = {group: {} for group in ALL_GROUPS}
-    for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(model)):
-        members[spec.group][f"`{path[-1].key}`"] = None
-    lines = [f"| `{metric.name}` | {metric.unit} | {metric.what} | {metric.when} |" for metric in TABLE]
-    groups = [f"| {group} | {', '.join(names)} |" for group, names in members.items()]
-    return "\n".join([_HEAD, *lines, _GROUPS_HEAD, *groups, ""])
-
-
-_HEAD = """\
-# Metrics
-
-`metrics.jsonl` of a run has one object per update. TensorBoard and Weights & Biases receive equal names. The command
-`python -m phasewise.trainer.metrics > docs/reference/metrics.md` prints this page from the table in `trainer/metrics.py`.
-
-Values that are not finite are null. Values that are off or unknown are omitted. COMPONENT, GROUP, WEIGHT, LAYER and EXPERT
-are names or numbers. Values are of the current update.
-
-| name | unit | meaning | rows |
-|---|---|---|---|"""
-_GROUPS_HEAD = """
-## Groups of weights
-
-| group | weights |
-|---|---|"""
-
-
 def read_metrics(path: Path) -> list[Row]:
     """Return the complete rows, up to a truncated line."""
     if not path.exists():
@@ -219,7 +177,3 @@ class MetricsFile:
 
 def _line(row: Row) -> bytes:
     return json.dumps(row, separators=(",", ":")).encode() + b"\n"
-
-
-if __name__ == "__main__":
-    print(as_markdown(), end="")
