@@ -74,6 +74,7 @@ def test_what_is_not_there_is_not_found_and_says_no_more(client: TestClient, pat
     answer = client.get(path)
     assert answer.status_code == 404
     assert "secret" not in answer.text.replace("secret.", "")
+    assert "404" not in answer.text
     assert "<script>" not in answer.text
 
 
@@ -184,3 +185,5 @@ def test_a_token_of_ones_own_is_not_printed_and_a_port_that_is_taken_is_refused(
         site = own_site(Home(tmp_path), "127.0.0.1", taken.getsockname()[1], prefect_port=4200, prefect_url="")
         with pytest.raises(PhasewiseError, match="--site-port"):
             site.__enter__()
+    with pytest.raises(PhasewiseError, match="no port after 65535"):
+        own_site(Home(tmp_path), prefect_port=65_535, prefect_url="").__enter__()

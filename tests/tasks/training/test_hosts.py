@@ -18,7 +18,7 @@ from phasewise.tasks.store.content import Objects
 from phasewise.tasks.store.publisher import Kept, Publisher, keeping, named_digests
 from phasewise.tasks.training import hosts as program
 from phasewise.tasks.training.attempts import SliceSegment, launch_trainer
-from phasewise.tasks.training.hosts import Committer, HostWork, start_remote, take_back
+from phasewise.tasks.training.hosts import Committer, HostWork, RemoteFolder, start_remote, take_back
 from phasewise.tasks.training.jobset import exit_code
 from phasewise.tasks.training.launchers import LocalLauncher
 from phasewise.trainer.base.errors import ConfigError, TakenOver
@@ -179,6 +179,26 @@ def test_the_swap_of_the_head_commits_a_checkpoint_which_comes_to_the_launcher_w
     assert launch.run.life.exists(), "files that the launcher writes meanwhile stay"
     head, _ = launch.kept.head.read()
     assert {path.name for path in launch.kept.objects.folder.iterdir()} == named_digests(head.files, launch.kept.objects)
+
+
+def test_a_launcher_follows_commits_and_heartbeat_and_reports_a_silent_store_once(
+    gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    with Launch(tmp_path, gcs) as launch:
+        attempt: Any = SimpleNamespace(name=launch.name, folder=launch.run.path)
+        monkeypatch.setenv("PHASEWISE_PUBLISH_SECONDS", "0.01")
+        launcher = RemoteFolder(launch.publisher, attempt)
+        for step in (5, 10):
+            launch.train_to(step)
+            launch.committer.commit()
+            until(launch.run.checkpoint(step).exists)
+            until(lambda step=step: launch.run.heartbeat.exists() and read_json(launch.run.heartbeat) == {"step": step})
+            os.utime(launch.run.heartbeat, (0, 0))
+            the_emulator().faults.refuse(method="GET", status=403, times=10)
+            until(lambda: not the_emulator().faults.waiting)
+            until(lambda: launch.run.heartbeat.stat().st_mtime > 0)
+        launcher.take_back(needs_weights=True)
+    assert caplog.text.count("cannot be read at the moment") == 2
 
 
 def test_a_launcher_that_is_killed_loses_nothing_that_the_hosts_committed(gcs: Path, tmp_path: Path):

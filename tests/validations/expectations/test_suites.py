@@ -113,6 +113,11 @@ def test_a_column_that_is_missing_breaks_checks_and_fails_none(tables_of: Tables
     assert "could not be made (there is no column" in first.what
 
 
+def test_without_counts_of_hits_the_list_of_leaked_items_is_not_at_fault(tables_of: TablesOf):
+    failing = judged("data", without(tables_of("data"), "items_hit"), THRESHOLDS["data"], "leaked_items")
+    assert {result.outcome for result in failing} == {"broken"}
+
+
 @pytest.mark.parametrize(("percent", "limit", "warns"), [(90.0, 90.0, False), (90.1, 90.0, True), (30.0, 20.0, True), (99.0, None, False)])
 def test_more_than_the_limit_that_is_left_out_warns(tables_of: TablesOf, percent: float, limit: float | None, warns: bool):
     tables = tables_of("data")

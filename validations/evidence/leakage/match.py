@@ -290,7 +290,7 @@ def _emit(what, scratch, segment_kinds, segments, out, count):
         for segment in range(segments[0], segments[1]):
             kind = segment_kinds[segment]
             belongs = part == 3 or part == kind or (part == 2 and kind == SOLUTION)
-            if belongs and spans[segment - segments[0], 1] >= 0:
+            if belongs:
                 first = min(first, spans[segment - segments[0], 0])
                 last = max(last, spans[segment - segments[0], 1])
         if last < 0:

@@ -316,7 +316,7 @@ def suppress_hits(found: FoundParts, is_example: Bool[np.ndarray, "n"]) -> list[
         better = found.scores[other] - found.scores[number]
         explains = (better > 0) | ((better == 0) & (lengths[other] > lengths[number]))
         is_covered = covers & np.where(is_example[other], explains, better > CLEARLY_BETTER)
-        kept += numbers[some][~np.logical_or.reduceat(is_covered, rows)].tolist() if len(some) else []
+        kept += numbers[some][~np.logical_or.reduceat(is_covered, rows)].tolist()
     return sorted(kept)
 
 
