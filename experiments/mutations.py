@@ -1,28 +1,34 @@
 """Seeded faults of one line in product code, and the share that the tests catch.
 
-    python -m experiments.mutations [--count 60] [--seed 0] [--files 12] [--minutes 5] [--workers 2] OUT.jsonl
+    python -m experiments.mutations [--count 60] [--seed 0] [--minutes 5] [--workers 2] [--record FOLDER] OUT.jsonl
 
-Each fault changes a copy of the working tree and runs the test files closest to the module by imports. A fault counts as
-caught if a test fails, cannot be collected, crashes, or exceeds the time. The report lists the faults that no test caught: some of
-them change nothing.
+A record of the suite under coverage lists the tests that execute each line, in their own process or in child processes. A run without a
+record first makes it, which takes as long as `make test` twice. Each fault changes a copy of the working tree with its own environment.
+Of the tests that execute the line, those that execute least besides run first. A fault counts as caught if a test fails, cannot be
+collected, or crashes. Code 124 means that the time ended before all tests had run: repeat the fault with more minutes. The report lists
+the faults that no test caught: some of them change nothing.
 """
 
 import ast
+import difflib
 import json
 import os
 import random
+import re
 import shutil
+import signal
 import subprocess
-import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 
 import click
+import coverage
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "tasks", "trainer", "validations", "deployments")
@@ -99,77 +105,166 @@ def seeded(count: int, seed: int) -> list[Fault]:
     return random.Random(seed).sample(places, count)
 
 
-def imports_of(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
-                parts = name.removeprefix("phasewise.").split(".")
-                for file in (Path(*parts).with_suffix(".py"), Path(*parts, "__init__.py")):
-                    if (ROOT / file).is_file():
-                        found.add(file.as_posix())
-    return found
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """As a plugin of pytest: lines that this process executes from now on belong to this test."""
+    if measured := coverage.Coverage.current():
+        measured.switch_context(item.nodeid)
+    return (yield)
 
 
-def closest_tests(target: str, importers: dict[str, set[str]], most: int) -> list[str]:
-    seen, frontier, tests = {target}, {target}, list[str]()
-    while frontier and len(tests) < most:
-        frontier = {importer for file in frontier for importer in importers[file]} - seen
-        seen |= frontier
-        mirrored = f"tests/{Path(target).parent.as_posix()}"
-        tests += sorted(
-            (file for file in frontier if Path(file).name.startswith("test_")), key=lambda file: (not file.startswith(mirrored), file)
-        )
-    return tests[:most]
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """As a plugin of pytest: tests run in the order of the command, unless a record is made."""
+    named = list(items)
+    yield
+    if coverage.Coverage.current() is None:
+        items[:] = named
 
 
-def outcome(fault: Fault, tests: list[str], minutes: float) -> dict[str, object]:
+def house_in(folder: Path) -> Path:
+    """Copy the working tree, with an environment of hard links whose commands and whose `phasewise` are those of the copy."""
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", ".phasewise", "__pycache__"))
+    shutil.copytree(ROOT / ".venv", folder / ".venv", symlinks=True, copy_function=os.link)
+    for pattern in ("pyvenv.cfg", "bin/*", "lib/*/site-packages/__editable__*"):
+        for file in (path for path in (folder / ".venv").glob(pattern) if path.is_file() and not path.is_symlink()):
+            content, mode = file.read_bytes(), file.stat().st_mode
+            if str(ROOT).encode() in content:
+                file.unlink()  # the link, before the content changes
+                file.write_bytes(content.replace(str(ROOT).encode(), str(folder).encode()))
+                file.chmod(mode)
+    return folder
+
+
+def run_pytest(house: Path, *arguments: str, minutes: float | None = None, environment: dict[str, str] | None = None) -> tuple[int, str]:
+    """The exit code of pytest in a copy, 124 if the time ended, and its output."""
+    command = [str(house / ".venv/bin/python"), "-m", "pytest", "-p", "experiments.mutations", *arguments]
+    started = subprocess.Popen(
+        command, cwd=house, env=os.environ | (environment or {}), stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        output, _ = started.communicate(timeout=minutes and 60 * minutes)
+    except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGKILL)
+        return 124, started.communicate()[0]
+    return started.returncode, output
+
+
+def make_record(record: Path) -> None:
+    """Run the suite in a copy under coverage, and keep the lines of each test, the tests that failed, and the sources."""
+    house, settings = house_in(record / "house"), record / "coverage.ini"
+    folders = "".join(f"\n    {house / package}" for package in PACKAGES)
+    options = ["parallel = true", f"data_file = {record / 'lines'}", "context = ${PYTEST_CURRENT_TEST-}", "patch = _exit", "sigterm = true"]
+    settings.write_text("\n".join(["[run]", f"source = {folders}", *options]), encoding="utf-8")
+    environment = {"COVERAGE_PROCESS_START": str(settings), "PYTHONWARNINGS": "ignore::coverage.exceptions.CoverageWarning"}
+    alone = [str(path) for path in (house / "tests").rglob("test_*.py") if "pytest.mark.alone" in path.read_text(encoding="utf-8")]
+    at_once = ("--numprocesses", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+    outputs = [
+        run_pytest(house, "--timeout", "600", "-rfE", *arguments, environment=environment)[1]
+        for arguments in (("-m", "not alone and not long", *at_once), ("-m", "alone and not long", *alone))
+    ]
+    (record / "failed.txt").write_text("\n".join(test for output in outputs for test in failed(output)), encoding="utf-8")
+    measured = coverage.Coverage(config_file=str(settings))
+    measured.combine()
+    measured.save()
+    shutil.rmtree(house / ".venv")
+
+
+def failed(output: str) -> list[str]:
+    return re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)
+
+
+class Record:
+    """Which tests execute which line."""
+
+    def __init__(self, record: Path):
+        self.house = (record / "house").resolve()
+        data = coverage.CoverageData(str(record / "lines"))
+        data.read()
+        failed_before = {"", *(record / "failed.txt").read_text(encoding="utf-8").splitlines()}
+        self.tests: dict[str, dict[int, set[str]]] = {}
+        self.breadth = Counter[str]()
+        for path in data.measured_files():
+            by_line = {
+                line: {re.sub(r" \((setup|call|teardown)\)$", "", context) for context in contexts} - failed_before
+                for line, contexts in data.contexts_by_lineno(path).items()
+            }
+            self.tests[Path(path).relative_to(self.house).as_posix()] = by_line
+            self.breadth.update(test for tests in by_line.values() for test in tests)
+
+    def line_of(self, fault: Fault) -> int:
+        """The line of a fault when the record was made, or 0 if it has changed since then."""
+        texts = ((root / fault.path).read_text(encoding="utf-8").splitlines() for root in (self.house, ROOT))
+        blocks = difflib.SequenceMatcher(None, *texts, autojunk=False).get_matching_blocks()
+        return next((then + fault.line - now for then, now, size in blocks if now < fault.line <= now + size), 0)
+
+    def tests_of(self, fault: Fault) -> list[str]:
+        """Tests that execute the line, or else the file, of a fault: by file, the most specific first, then changed test files."""
+        lines = self.tests.get(fault.path, {})
+        of_file = set[str]().union(*lines.values())
+        files = defaultdict[str, list[str]](list)
+        for test in sorted(lines.get(self.line_of(fault)) or of_file, key=lambda test: (self.breadth[test], test)):
+            files[test.partition("::")[0]].append(test)
+        changed = [file for file in sorted({test.partition("::")[0] for test in of_file}) if self._has_changed(file)]
+        return [*(test for file, tests in files.items() if (ROOT / file).exists() for test in tests if file not in changed), *changed]
+
+    def _has_changed(self, file: str) -> bool:
+        return (ROOT / file).exists() and (ROOT / file).read_bytes() != (self.house / file).read_bytes()
+
+
+def outcome(fault: Fault, tests: list[str], house: Path, minutes: float) -> dict[str, object]:
     """Run the tests on a copy of the tree that has the fault."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "tree"
-        shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", ".phasewise", "__pycache__"))
-        file = copy / fault.path
-        source = file.read_text(encoding="utf-8")
-        file.write_text(source[: fault.start] + fault.text + source[fault.end :], encoding="utf-8")
-        # The copy's package goes before the installed one.
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not alone and not long", *tests]
-        environment = {**os.environ, "PYTHONPATH": str(copy)}
+    file = house / fault.path
+    source = (ROOT / fault.path).read_text(encoding="utf-8")
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as names:
+        names.write("\n".join(tests))
+        names.flush()
         try:
-            code = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=60 * minutes).returncode
-        except subprocess.TimeoutExpired:
-            code = 124
-    was = source[fault.start : fault.end]
+            file.write_text(source[: fault.start] + fault.text + source[fault.end :], encoding="utf-8")
+            code, output = (
+                run_pytest(house, "-x", "-q", "-rfE", "-p", "no:cacheprovider", f"@{names.name}", minutes=minutes) if tests else (5, "")
+            )
+        finally:
+            file.write_text(source, encoding="utf-8")
     return {
         "path": fault.path,
         "line": fault.line,
-        "was": was,
+        "was": source[fault.start : fault.end],
         "now": fault.text,
-        "caught": code in (1, 2, 124) or code < 0,
+        "caught": code in (1, 2) or code < 0,
         "code": code,
-        "tests": tests,
+        "by": failed(output),
+        "tests": len(tests),
     }
 
 
 @click.command()
 @click.option("--count", default=60, help="Number of faults.")
 @click.option("--seed", default=0, help="Seed of the sample.")
-@click.option("--files", default=12, help="Test files for each fault, at most.")
 @click.option("--minutes", default=5.0, help="Time for the tests of a fault.")
 @click.option("--workers", default=2, help="Faults at the same time.")
+@click.option("--record", default=ROOT / ".phasewise/mutations", type=click.Path(path_type=Path), help="Folder of the record of coverage.")
 @click.argument("out", type=click.Path(path_type=Path))
-def main(count: int, seed: int, files: int, minutes: float, workers: int, out: Path) -> None:
+def main(count: int, seed: int, minutes: float, workers: int, record: Path, out: Path) -> None:
     """Append one JSON object per fault to OUT, and print the share that was caught. A second run continues."""
-    importers: dict[str, set[str]] = defaultdict(set)
-    for folder in (*PACKAGES, "tests", "experiments"):
-        for path in (ROOT / folder).rglob("*.py"):
-            for imported in imports_of(path):
-                importers[imported].add(path.relative_to(ROOT).as_posix())
+    if not (record / "lines").exists():
+        make_record(record)
+    recorded = Record(record)
     done = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
     caught = sum(bool(result["caught"]) for result in done)
-    faults = seeded(count, seed)[len(done) :]
-    with ThreadPoolExecutor(workers) as pool, out.open("a", encoding="utf-8") as file:
-        run = partial(outcome, minutes=minutes)
-        for result in pool.map(run, faults, [closest_tests(fault.path, importers, files) for fault in faults]):
+    houses = SimpleQueue[Path]()
+
+    def run(fault: Fault) -> dict[str, object]:
+        house = houses.get()
+        try:
+            return outcome(fault, recorded.tests_of(fault), house, minutes)
+        finally:
+            houses.put(house)
+
+    with tempfile.TemporaryDirectory(dir=record) as folder, ThreadPoolExecutor(workers) as pool, out.open("a", encoding="utf-8") as file:
+        for worker in range(workers):
+            houses.put(house_in(Path(folder) / str(worker)))
+        for result in pool.map(run, seeded(count, seed)[len(done) :]):
             caught += bool(result["caught"])
             file.write(json.dumps(result) + "\n")
             file.flush()
