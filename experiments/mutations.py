@@ -140,7 +140,13 @@ def run_pytest(house: Path, *arguments: str, minutes: float | None = None, envir
     """The exit code of pytest in a copy, 124 if the time ended, and its output."""
     command = [str(house / ".venv/bin/python"), "-m", "pytest", "-p", "experiments.mutations", *arguments]
     started = subprocess.Popen(
-        command, cwd=house, env=os.environ | (environment or {}), stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=house,
+        env=os.environ | (environment or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
     )
     try:
         output, _ = started.communicate(timeout=minutes and 60 * minutes)
@@ -199,17 +205,24 @@ class Record:
         return next((then + fault.line - now for then, now, size in blocks if now < fault.line <= now + size), 0)
 
     def tests_of(self, fault: Fault) -> list[str]:
-        """Tests that execute the line, or else the file, of a fault: by file, the most specific first, then changed test files."""
-        lines = self.tests.get(fault.path, {})
-        of_file = set[str]().union(*lines.values())
-        files = defaultdict[str, list[str]](list)
-        for test in sorted(lines.get(self.line_of(fault)) or of_file, key=lambda test: (self.breadth[test], test)):
-            files[test.partition("::")[0]].append(test)
-        changed = [file for file in sorted({test.partition("::")[0] for test in of_file}) if self._has_changed(file)]
-        return [*(test for file, tests in files.items() if (ROOT / file).exists() for test in tests if file not in changed), *changed]
+        """Tests that execute the line of a fault, file by file, the most specific first, then those of its room that execute its file.
 
-    def _has_changed(self, file: str) -> bool:
-        return (ROOT / file).exists() and (ROOT / file).read_bytes() != (self.house / file).read_bytes()
+        Compiled functions and shared fixtures run once, in a test that need not be the test that checks them. If no test executes the
+        line in Python, all tests that execute the file run. A file of tests that has changed since the record runs completely.
+        """
+        lines = self.tests.get(fault.path, {})
+        of_file, of_line = set[str]().union(*lines.values()), lines.get(self.line_of(fault), set[str]())
+        room = f"tests/{Path(fault.path).parent.as_posix()}/"
+        files = defaultdict[str, dict[str, None]](dict)
+        for test in sorted(of_file, key=lambda test: (test not in of_line, self.breadth[test], test)):
+            if test in of_line or not of_line or test.startswith(room):
+                files[test.partition("::")[0]][test] = None
+        for file in sorted({test.partition("::")[0] for test in of_file}):
+            if not (ROOT / file).exists():
+                files.pop(file, None)
+            elif (ROOT / file).read_bytes() != (self.house / file).read_bytes():
+                files[file] = {file: None}
+        return [test for tests in files.values() for test in tests]
 
 
 def outcome(fault: Fault, tests: list[str], house: Path, minutes: float) -> dict[str, object]:
@@ -231,7 +244,7 @@ def outcome(fault: Fault, tests: list[str], house: Path, minutes: float) -> dict
         "line": fault.line,
         "was": source[fault.start : fault.end],
         "now": fault.text,
-        "caught": code in (1, 2) or code < 0,
+        "caught": code in (1, 2) or code < 0 or (code == 4 and bool(failed(output))),  # 4: a module of tests cannot be imported
         "code": code,
         "by": failed(output),
         "tests": len(tests),

@@ -311,7 +311,7 @@ def _curves(report: Report, curves: Sequence[PhaseCurve], ticks: int, has_floor:
             axes.line([[(at[name], value - error), (at[name], value + error)]], f"error {curve.css.split()[0]}")
         last = list(curve.values.values())[-1]
         named.append((f"{cut(curve.name, 22)} {decimal(last, places=2)}", last, curve.name_css))
-    room = int(height // LINE_PIXELS) - 1
+    room = int(height // LINE_PIXELS)
     _name_ends(axes, named if len(named) <= room else [*named[: room // 2], *named[-(room - room // 2) :]], pixels)
     return axes
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from phasewise.tasks.report import sections
 from phasewise.tasks.report.contents import BenchmarkReport, MeasuredReport, RecordReport, Report, RoutingReport, VerdictReport
 from phasewise.tasks.report.html import render
-from phasewise.tasks.report.pictures import LEVELS, heat_map, panels_of
+from phasewise.tasks.report.pictures import LEVELS, LINE_PIXELS, across_picture, heat_map, panels_of
 from phasewise.tasks.report.sections import component_rows, gauges_of, macro_row, report_markdown, routing_of, row_of
 from phasewise.trainer.metrics import Row
 from phasewise.validations.outcomes import CheckCounts
@@ -134,6 +134,16 @@ def test_gaps_to_the_parent_are_over_finite_values_and_need_two_phases(two: Repo
     titles = ["benchmarks", "held-out bits per byte by component (lower is better)"]
     titles += ["bits per byte against the parent", "benchmarks against the parent"]
     assert [panel.title.split(":")[0] for panel in panels_of(two)] == titles
+
+
+def test_names_of_many_curves_stay_beside_their_axes_and_apart():
+    bits = {f"component {number}": 2.0 + number / 100 for number in range(60)}
+    report = build_report(build_phase("first", bits_per_byte=bits), build_phase("second", parent="first", bits_per_byte=bits))
+    [panel] = panels_of(report)[:1]
+    picture = str(across_picture(report, 1_000))
+    places = sorted(float(y) for y in re.findall(r'<text [^>]*y="([\d.]+)"[^>]*>component \d+', picture))
+    assert min(np.diff(places)) >= LINE_PIXELS - 0.2
+    assert 0.9 * panel.height < places[-1] - places[0] <= panel.height
 
 
 def test_page_and_markdown_say_that_the_record_is_another_run(two: Report):

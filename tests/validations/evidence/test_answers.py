@@ -62,6 +62,7 @@ def test_a_component_that_falls_warns(tmp_path: Path):
     verdict = judged(answers(2.0, falls="math"), ASKED, tmp_path)
     assert verdict.passes
     assert [(reason.severity, reason.where) for reason in verdict.reasons] == [("warning", "math")]
+    assert sum("a token" in note for note in verdict.notes) == 1, "of all components together"
 
 
 def test_nothing_is_asked_where_the_recipe_says_nothing_or_there_is_no_parent(tmp_path: Path):
