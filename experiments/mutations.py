@@ -161,8 +161,9 @@ def make_record(record: Path) -> None:
     house, settings = house_in(record / "house"), record / "coverage.ini"
     folders = "".join(f"\n    {house / package}" for package in PACKAGES)
     options = ["parallel = true", f"data_file = {record / 'lines'}", "context = ${PYTEST_CURRENT_TEST-}", "patch = _exit", "sigterm = true"]
-    settings.write_text("\n".join(["[run]", f"source = {folders}", *options]), encoding="utf-8")
-    environment = {"COVERAGE_PROCESS_START": str(settings), "PYTHONWARNINGS": "ignore::coverage.exceptions.CoverageWarning"}
+    quiet = "no-data-collected, module-not-measured, module-not-imported, couldnt-parse, trace-changed, already-imported"
+    settings.write_text("\n".join(["[run]", f"source = {folders}", *options, f"disable_warnings = {quiet}"]), encoding="utf-8")
+    environment = {"COVERAGE_PROCESS_START": str(settings)}
     alone = [str(path) for path in (house / "tests").rglob("test_*.py") if "pytest.mark.alone" in path.read_text(encoding="utf-8")]
     at_once = ("--numprocesses", "3", "--dist", "loadfile", "--no-loadscope-reorder")
     outputs = [
