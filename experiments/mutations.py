@@ -215,7 +215,7 @@ class Record:
         of_file, of_line = set[str]().union(*lines.values()), lines.get(self.line_of(fault), set[str]())
         room = f"tests/{Path(fault.path).parent.as_posix()}/"
         files = defaultdict[str, dict[str, None]](dict)
-        for test in sorted(of_file, key=lambda test: (test not in of_line, self.breadth[test], test)):
+        for test in sorted(of_file, key=lambda test: (test not in of_line, not test.startswith(room), self.breadth[test], test)):
             if test in of_line or not of_line or test.startswith(room):
                 files[test.partition("::")[0]][test] = None
         for file in sorted({test.partition("::")[0] for test in of_file}):

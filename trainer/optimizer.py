@@ -141,7 +141,6 @@ def orthogonal_directions(
     batch = momentum.shape[1 : 1 + batch_axes]
     inputs = math.prod(momentum.shape[1 + batch_axes : 1 + batch_axes + input_axes])
     outputs = math.prod(momentum.shape[1 + batch_axes + input_axes :])
-    assert min(input_axes, momentum.ndim - 1 - batch_axes - input_axes) > 0, f"{momentum.shape}: no axis is left for a side of the matrix"
     scale = max(1.0, outputs / inputs) ** 0.5
     of_layer: Callable[[Array], Array] = partial(orthogonalise, steps=config.newton_schulz_steps, epsilon=config.epsilon)
     for _ in range(batch_axes):
