@@ -304,12 +304,12 @@ def _answer_and_solutions(fields: Fields, rest: Fields) -> tuple[str, tuple[str,
         else:
             answer = answer or text.strip()
     for text in () if answer else solutions:  # the content of the last `\\boxed{…}`
-        start = text.rfind("\\boxed{")
-        depth = 0
-        for place in range(start + len("\\boxed"), len(text) if start >= 0 else 0):
-            depth += {"{": 1, "}": -1}.get(text[place], 0)
+        _, mark, boxed = text.rpartition("\\boxed{")
+        depth = 1
+        for place, letter in enumerate(boxed if mark else ""):
+            depth += {"{": 1, "}": -1}.get(letter, 0)
             if depth == 0:
-                answer = answer or text[start + len("\\boxed{") : place].strip()
+                answer = answer or boxed[:place].strip()
                 break
     return answer, tuple(dict.fromkeys(text.strip("\r\n").rstrip() for text in solutions))
 
