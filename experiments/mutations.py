@@ -214,6 +214,8 @@ class Record:
         lines = self.tests.get(fault.path, {})
         of_file, of_line = set[str]().union(*lines.values()), lines.get(self.line_of(fault), set[str]())
         room = f"tests/{Path(fault.path).parent.as_posix()}/"
+        if not of_file:  # a program that starts without the environment's packages
+            return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / room).rglob("test_*.py"))
         files = defaultdict[str, dict[str, None]](dict)
         for test in sorted(of_file, key=lambda test: (test not in of_line, not test.startswith(room), self.breadth[test], test)):
             if test in of_line or not of_line or test.startswith(room):
