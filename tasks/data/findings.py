@@ -199,9 +199,7 @@ def texts_in(value: object, *, with_names: bool = True) -> Iterator[str]:
 
 def has_text(value: object) -> bool:
     """Whether a nested value has text other than white space. Names of fields do not count."""
-    if isinstance(value, str):
-        return bool(value) and not value.isspace()
-    return any(text and not text.isspace() for text in texts_in(value, with_names=False))
+    return any(text.strip() for text in texts_in(value, with_names=False))
 
 
 def check_expansion(unpacked_bytes: int, packed_bytes: int) -> None:

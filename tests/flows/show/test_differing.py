@@ -5,7 +5,7 @@ import pytest
 from phasewise.flows.recipes import load_record
 from phasewise.flows.show.describe import describe_phase
 from phasewise.flows.show.difference import describe_difference, fields_of
-from phasewise.flows.show.pages import describe_component
+from phasewise.flows.show.pages import describe_component, print_component
 from phasewise.trainer.base.errors import ConfigError
 
 
@@ -54,10 +54,13 @@ def test_an_unknown_phase_or_component_is_refused_with_those_that_are_like_it():
         describe_component("marin-8b", "full", "finemath-3")
 
 
-def test_the_files_and_revision_of_a_component():
+def test_the_files_and_revision_of_a_component(capsys: pytest.CaptureFixture[str]):
     found = describe_component("marin-8b", "full", "finemath_3_plus")
     assert (found["source"]["url"], found["source"]["revision"]) == ("hf://datasets/HuggingFaceTB/finemath", "8f233cf")
     assert found["source"]["include"] == ["finemath-3plus/train-*.parquet"]
     shares = {phase["name"]: phase["shares"] for phase in found["phases"]}
     assert shares["starling"] == [[1_320_000, pytest.approx(3.04, abs=0.005)]]
     assert "kestrel" not in shares
+    for own_source in (False, True):
+        print_component(found | {"own_source": own_source})
+        assert ("its stand-in at proxy scale" in capsys.readouterr().out) != own_source

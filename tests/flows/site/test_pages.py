@@ -329,3 +329,6 @@ def test_a_known_recipe_shows_its_plan_before_it_begins(tmp_path: Path) -> None:
     assert "steps 1,320 → 1,400" in said
     assert "nemotron_medium 20.98 %" in said
     assert "z loss off 0.0001 yes" in said
+    site.shelf.home.run("marin-8b-proxy", "starling").mkdir(parents=True)
+    scales = [one.scale for one in site.shelf.sets()]
+    assert (scales[0], sorted(scales)) == ("proxy", sorted({*scales})), "each once, those of the home first"
