@@ -86,6 +86,8 @@ def test_a_shift_that_the_evaluation_follows_or_that_a_new_mixture_declares_is_n
     step = 0.3 * (LATE >= 0.6)
     assert Measure.LOSS_SHIFT in flagged(evidence(with_loss(rows, step)))
     assert Measure.LOSS_SHIFT not in flagged(evidence(with_loss(rows, step, names=("loss", "eval_loss", "ema_eval_loss"))))
+    unseen = [*rows[:600], *without(rows[600:], "eval_loss", "ema_eval_loss")]
+    assert Measure.LOSS_SHIFT not in flagged(evidence(with_loss(unseen, step))), "no evaluation follows it"
     rows = with_loss(HEALTHY, 0.5 * (LATE >= 0.5))
     declared = [*rows[:600], *({**row, "mixture_since": 100_600} for row in rows[600:])]
     assert flagged(evidence(rows)) >= {Measure.LOSS_SPIKES, Measure.LOSS_RISE, Measure.LOSS_SHIFT}
