@@ -29,7 +29,8 @@ def source(root: Path, repository: str, commit: str, path: str) -> ast.Module | 
 def defaults_of(module: ast.Module, of: Any) -> dict[str, ast.expr | None]:
     """The fields of a class, of its bases in the file too, or the parameters of a function, with their defaults."""
     if isinstance(of, ast.ClassDef):
-        bases = [node for base in of.bases for node in ast.walk(module) if getattr(node, "name", "") == ast.unparse(base)]
+        classes = {node.name: node for node in ast.walk(module) if isinstance(node, ast.ClassDef)}
+        bases = [classes[name] for base in of.bases if (name := ast.unparse(base)) in classes]
         found = {name: value for base in bases for name, value in defaults_of(module, base).items()}
         return found | {ast.unparse(line.target): line.value for line in of.body if isinstance(line, ast.AnnAssign)}
     positional = of.args.args[len(of.args.args) - len(of.args.defaults) :]

@@ -16,8 +16,8 @@ BUDGET = {
     "files": 330,
     "small files with one importer": 13,
     "functions per 100 lines of code": 6.5,
-    "lines of experiments": 8_300,
-    "lines of tests": 43_130,
+    "lines of experiments": 8_310,
+    "lines of tests": 43_140,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)

@@ -1,5 +1,6 @@
 """Where values come from, and what was reported: every field of every phase has a source, and no source names what does not exist."""
 
+import ast
 import fnmatch
 from pathlib import Path
 from statistics import fmean
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from experiments.lab.library_values import defaults_of
 from phasewise.flows.recipes import NAMES, facts, load_record
 from phasewise.flows.recipes.facts import FACTS, LibraryValue, leaves_of, library_values, results_of, rules_of, sources_of
 from phasewise.flows.recipes.phase import Phase
@@ -138,6 +140,13 @@ def test_a_phase_of_marin_is_checked_by_one_commit_of_levanter(recipe: str, name
             one.commit for one in library_values("marin").versions if any(fnmatch.fnmatchcase(f"{recipe}/{name}", to) for to in one.phases)
         ]
         assert len(checked) == (name != "context-extension"), checked
+
+
+def test_defaults_of_a_class_are_read_beside_an_import_of_its_name():
+    library = "from x import Base\n@register\nclass Base: a: int = 1\nclass Own(Base, Base): b: int = 2\nclass Base2(Base): a: int = 3\n"
+    module = ast.parse(library)
+    found = {one.name: defaults_of(module, one) for one in module.body if isinstance(one, ast.ClassDef)}
+    assert [ast.unparse(value) for name in ("Own", "Base2") for value in found[name].values() if value] == ["1", "2", "3"]
 
 
 def test_a_value_that_was_inherited_is_seen():
