@@ -197,6 +197,7 @@ class OwnServer:
     process: "subprocess.Popen[bytes]"
     read_bytes: int
     start: Callable[[], "subprocess.Popen[bytes]"]
+    stop_listening: Callable[[], None]
     held_bytes: int = 0
     restarts: int = 0
 
@@ -211,6 +212,7 @@ class OwnServer:
             return None
         reason = ending_with_reason(code, self.log)
         if self.restarts >= MAX_RESTARTS:
+            self.stop_listening()  # requests fail instead of waiting
             raise PhasewiseError(f"the Prefect server {reason}, after {self.restarts} restarts.")
         self.restarts += 1
         self.process = self.start()
@@ -294,7 +296,7 @@ def own_server(home: Home, port: int, purpose: str) -> Iterator[OwnServer]:
         process = start()
         _wait_until_up(url, process, log, read_bytes)
         try:
-            yield OwnServer(url, auth, log, process, read_bytes, start)
+            yield OwnServer(url, auth, log, process, read_bytes, start, listening.close)
         except Exception as error:
             if isinstance(error, PhasewiseError) or refusal_of(error):
                 raise

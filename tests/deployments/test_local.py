@@ -46,7 +46,7 @@ def test_a_server_that_ends_again_and_again_is_given_up(tmp_path: Path):
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", ""])
 
-    server = OwnServer("http://127.0.0.1:1/api", "phasewise:x", tmp_path / "log", start(), 0, start)
+    server = OwnServer("http://127.0.0.1:1/api", "phasewise:x", tmp_path / "log", start(), 0, start, lambda: None)
     (tmp_path / "log").touch()
     for _ in range(MAX_RESTARTS):
         server.process.wait()

@@ -14,6 +14,7 @@ from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
 from typing import Any
+from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
@@ -26,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from phasewise.deployments.site_process import bind_problem
 from phasewise.flows.prefect.access import AUTH_NAME, AUTH_VARIABLES, auth_of, auth_of_running, hide_from_children, keep_links, page_token
 from phasewise.flows.prefect.email_block import Mail
-from phasewise.flows.prefect.server import OwnServer, own_server, server_for
+from phasewise.flows.prefect.server import MAX_RESTARTS, OwnServer, own_server, server_for
 from phasewise.flows.prefect.server_process import SerializedWrites
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, StorageError
@@ -92,7 +93,7 @@ SAID = ["12:00:02.000 | ERROR   | prefect.server - Scheduler died"]
 def server(log: Path) -> OwnServer:
     process: Any = None
     log.touch()
-    return OwnServer("http://127.0.0.1:1/api", "phasewise:x", log, process, 0, lambda: process)
+    return OwnServer("http://127.0.0.1:1/api", "phasewise:x", log, process, 0, lambda: process, lambda: None)
 
 
 def test_an_error_is_said_once_and_a_busy_file_is_none(tmp_path: Path) -> None:
@@ -149,6 +150,13 @@ def test_a_request_waits_while_the_server_restarts_and_no_other_process_gets_the
         assert bind_problem("127.0.0.1", port)
         assert "it is started again" in str(found.restart_if_ended())
         assert request.result().status == 200
+        found.restarts = MAX_RESTARTS
+        found.process.kill()
+        found.process.wait()
+        with pytest.raises(PhasewiseError, match=r"was ended by SIGKILL.*, after 5 restarts\.$"):
+            found.restart_if_ended()
+        with pytest.raises(URLError, match="refused"):
+            urlopen(f"{found.url}/health", timeout=170)
 
 
 @pytest.mark.parametrize(
