@@ -3,6 +3,12 @@
 The packages of this name are the five folders at the top of the repository: links stand for them here.
 """
 
-from importlib.metadata import version
+__version__: str
 
-__version__ = version("phasewise")
+
+def __getattr__(name: str) -> str:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    from importlib.metadata import version
+
+    return version("phasewise")

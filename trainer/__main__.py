@@ -2,7 +2,7 @@
 
 import sys
 
-from phasewise.trainer.process.environment import spare_search
+from phasewise.trainer.process.accelerator import spare_search
 from phasewise.trainer.process.signals import end_where_asked_to_stop
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,15 +19,16 @@ from phasewise.flows.cli.options import (
     home_option,
     json_option,
     max_tokens_option,
+    print_found,
     scale_option,
     set_option,
     slice_option,
 )
-from phasewise.flows.cli.terminal import print_found
-from phasewise.tasks.data.tokenizer_training import SPLITS, SplitName
-from phasewise.trainer.base.identity import HOUSE, ROOMS
+from phasewise.trainer.process.accelerator import spare_search
 from phasewise.trainer.process.child_process import collect_rarely, python_command
-from phasewise.trainer.process.environment import spare_search
+
+if TYPE_CHECKING:
+    from phasewise.tasks.data.tokenizer_training import SplitName
 
 NAMED = re.compile(rb"\bPHASEWISE_[A-Z]+(?:_[A-Z]+)*\b")
 
@@ -37,6 +38,8 @@ def words_of_unread(environment: Mapping[str, str]) -> list[str]:
     given = sorted(name for name in environment if name.startswith("PHASEWISE_") and not name.startswith("PHASEWISE_TEST_"))
     if not given:
         return []
+    from phasewise.trainer.base.identity import HOUSE, ROOMS
+
     files = (path for room in ROOMS for path in (HOUSE / room).rglob("*.py"))
     known = {name.decode() for path in files for name in NAMED.findall(path.read_bytes())}
     warnings: list[str] = []
@@ -562,6 +565,7 @@ def verify_card(folder: str, as_json: bool, **options: Any) -> None:
     sys.exit(0 if verification["passes"] else 1)
 
 
+SPLITS: tuple["SplitName", ...] = ("trinity", "llama3", "gpt2", "llama2", "neox")
 VOCAB_SIZE = click.option(
     "--vocab-size", type=int, required=True, metavar="N", help="Number of entries, including 256 bytes and two special tokens."
 )
@@ -593,7 +597,7 @@ def tokenizer() -> None:
 @home_option
 @json_option
 def train_tokenizer(
-    target: str, scale: Scale | None, home: str | None, as_json: bool, *, out: str, vocab_size: int, split: SplitName, max_bytes: int,
+    target: str, scale: Scale | None, home: str | None, as_json: bool, *, out: str, vocab_size: int, split: "SplitName", max_bytes: int,
     chat_tokens: bool,
 ) -> None:  # fmt: skip
     """Train byte-level BPE on the training text of a recipe's phases, or on the text of a folder, and write it to the folder OUT.

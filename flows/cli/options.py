@@ -1,6 +1,7 @@
 """The options that several commands of `phasewise` have."""
 
 import functools
+import json
 import math
 import os
 from collections.abc import Callable
@@ -12,8 +13,27 @@ from phasewise.flows.cli.help import EXAMPLES, EXIT_CODES, GROUPS, MAX_WIDTH
 from phasewise.trainer.base.errors import print_refusal, refusal_of
 
 
-class Commands(click.Group):
+class RecipeCommand(click.Command):
+    """A command, which runs the code of a recipe file if it gets one."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        from phasewise.flows.recipes.python_file import allow_code
+
+        with allow_code():
+            return super().invoke(ctx)
+
+
+class Subcommands(click.Group):
+    """A group of commands."""
+
+    command_class = RecipeCommand
+
+
+class Commands(Subcommands):
     """The commands of `phasewise`. An error becomes one line and an exit code."""
+
+    group_class = Subcommands
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by group, then examples and exit codes."""
@@ -24,11 +44,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
-        from phasewise.flows.recipes.python_file import allow_code
-
         try:
-            with allow_code():
-                return super().invoke(ctx)
+            return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit):
             raise
         except Exception as error:
@@ -76,6 +93,14 @@ class NamedPlace(click.ParamType):
 PLACE = NamedPlace()
 HOME = f"{__name__}.home"
 """Key of the home in `click.Context.meta`: an error without a file names the disk of the home."""
+
+
+def print_found(value: Any, for_people: Callable[[Any], None] | None, *, as_json: bool) -> None:
+    """Print a result as one JSON object or for people. None prints nothing for people: the command already printed its lines."""
+    if as_json:
+        click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=os.fspath))
+    elif for_people:
+        for_people(value)
 
 
 home_option = click.option(

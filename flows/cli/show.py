@@ -8,7 +8,6 @@ from rich.console import Console
 
 from phasewise.flows.recipes import load_record, split_target
 from phasewise.flows.recipes.recipe import Scale
-from phasewise.flows.show.cost import describe_takes, print_takes
 from phasewise.flows.show.describe import describe
 from phasewise.flows.show.difference import describe_difference, print_difference
 from phasewise.flows.show.pages import (
@@ -52,6 +51,8 @@ def describe_asked(target: str, scale: Scale, options: ShowOptions, home: str | 
     name, phase = split_target(target)
     description = describe(target, scale, options.step, home=home)
     if options.step is None and phase is None:
+        from phasewise.flows.show.cost import describe_takes
+
         description["takes"] = describe_takes(load_record(name, scale), options.on_slice, Home.at(home, reads_only=True))
     if options.results:
         return description, print_results
@@ -68,6 +69,8 @@ def print_description(description: dict[str, Any], *, page: bool = True, branche
     if "step" not in description and not page:
         print_table(description, console, branches=branches)
         if "takes" in description:
+            from phasewise.flows.show.cost import print_takes
+
             print_takes(description["takes"], console)
         return
     console.print(title_of(description), markup=False)

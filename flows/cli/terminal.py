@@ -1,15 +1,12 @@
 """Tables and JSON on standard output. Log lines and progress bars on standard error."""
 
-import json
 import logging
-import os
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import click
 import rich.box
 from rich.cells import cell_len
 from rich.console import Console
@@ -19,15 +16,6 @@ from rich.text import Text
 
 from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones
 from phasewise.trainer.base import wording
-
-
-def print_found(value: Any, for_people: Callable[[Any], None] | None, *, as_json: bool) -> None:
-    """Print a result as one JSON object or for people. None prints nothing for people: the command already printed its lines."""
-    if as_json:
-        click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=os.fspath))
-    elif for_people:
-        for_people(value)
-
 
 INDENT = "  "
 

@@ -1,21 +1,17 @@
-"""Recipes by name, or from a file."""
+"""Recipes by name, or from a file. A wrong name is refused before the slow imports of recipes."""
 
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from phasewise.flows.recipes.assignments import assigned, settings_in_force
-from phasewise.flows.recipes.feasibility import check_feasible, check_mixtures, phases_without_order, with_blocks
-from phasewise.flows.recipes.phase import Phase
-from phasewise.flows.recipes.problems import near, problems
 from phasewise.flows.recipes.python_file import load_named, load_python
-from phasewise.flows.recipes.recipe import BETWEEN, Recipe, Scale
-from phasewise.flows.recipes.scales import STEPS, steps, to_proxy, to_scale
 from phasewise.trainer.base.errors import ConfigError, RecipeError
-from phasewise.trainer.base.storage import parse_json
+from phasewise.trainer.base.wording import near
+
+if TYPE_CHECKING:
+    from phasewise.flows.recipes.phase import Phase
+    from phasewise.flows.recipes.recipe import Recipe, Scale
 
 MODULES = {
     "marin-8b": "marin.marin_8b",
@@ -29,7 +25,7 @@ FILE = re.compile(r"(?P<path>.*\.(?:py|json))(?P<of_file>:[^/]*)?(?:/(?P<phase>.
 OTHER_FILES = (".yaml", ".yml", ".toml", ".jsonl", ".txt", ".md", ".ipynb")
 
 
-def load_written(name: str) -> Recipe:
+def load_written(name: str) -> "Recipe":
     """A recipe with all branches, without scale and settings: by name, or from a file (`docs/how-to/recipe.md`)."""
     if name in MODULES:
         module = import_module(f"phasewise.flows.recipes.{MODULES[name]}")
@@ -58,7 +54,7 @@ def load_written(name: str) -> Recipe:
     return _complete(name, load_python(path, wanted) if path.suffix == ".py" else _from_json(path))
 
 
-def load_every(path: Path) -> list[Recipe]:
+def load_every(path: Path) -> "list[Recipe]":
     """All recipes of a file: one of JSON, and of Python each recipe with a name at the top level."""
     if path.suffix == ".json":
         return [_complete(str(path), _from_json(path))]
@@ -68,8 +64,10 @@ def load_every(path: Path) -> list[Recipe]:
     return [_complete(f"{path}:{name}", recipe) for name, recipe in {id(recipe): (name, recipe) for name, recipe in named.items()}.values()]
 
 
-def _complete(name: str, recipe: Recipe) -> Recipe:
+def _complete(name: str, recipe: "Recipe") -> "Recipe":
     """The recipe with the blocks that it does not state, or RecipeError if its name is one of this project."""
+    from phasewise.flows.recipes.feasibility import phases_without_order, with_blocks
+
     if recipe.name in NAMES:
         raise RecipeError(
             f"{name} calls its recipe {recipe.name}, which is a recipe of this project: both would use the same folders. Change `name`."
@@ -77,18 +75,24 @@ def _complete(name: str, recipe: Recipe) -> Recipe:
     return with_blocks(recipe, phases_without_order(recipe))
 
 
-def default_scale(written: Recipe) -> Scale:
+def default_scale(written: "Recipe") -> "Scale":
     """The scale without `--scale`: `own` for a recipe of this scale, else `proxy`."""
     return "own" if written.scale == "own" else "proxy"
 
 
-def scale_of(target: str, scale: Scale | None) -> Scale:
+def scale_of(target: str, scale: "Scale | None") -> "Scale":
     """The given scale, or the default scale of `RECIPE[/PHASE]`. Raises ConfigError for an unknown recipe."""
     return scale or default_scale(load_written(split_target(target)[0]))
 
 
-def at_scale(written: Recipe, scale: Scale, name: str) -> Recipe:
+def at_scale(written: "Recipe", scale: "Scale", name: str) -> "Recipe":
     """A recipe at a scale. `name` is the name on the command line."""
+    from pydantic import ValidationError
+
+    from phasewise.flows.recipes.problems import problems
+    from phasewise.flows.recipes.recipe import BETWEEN
+    from phasewise.flows.recipes.scales import STEPS, steps, to_proxy, to_scale
+
     if written.scale == scale:
         return written
     if written.scale == "own":
@@ -110,9 +114,12 @@ def at_scale(written: Recipe, scale: Scale, name: str) -> Recipe:
         raise RecipeError(f"{name} has no {scale} scale: {problems(error)}") from None
 
 
-def load_record(name: str, scale: Scale, wanted: str | None = None) -> Recipe:
+def load_record(name: str, scale: "Scale", wanted: str | None = None) -> "Recipe":
     """A recipe with all branches at a scale, with settings. The main line and the branch to the phase `wanted` are checked."""
     written = load_written(name)
+    from phasewise.flows.recipes.assignments import assigned, settings_in_force
+    from phasewise.flows.recipes.feasibility import check_feasible, check_mixtures
+
     recipe = assigned(at_scale(written, scale, name))
     if name not in NAMES or settings_in_force():
         chosen = recipe.with_branch(wanted)
@@ -123,14 +130,14 @@ def load_record(name: str, scale: Scale, wanted: str | None = None) -> Recipe:
     return recipe
 
 
-def load_target(target: str, scale: Scale) -> tuple[Recipe, Phase | None]:
+def load_target(target: str, scale: "Scale") -> "tuple[Recipe, Phase | None]":
     """The main line and the named branch of `RECIPE[/PHASE]`, and the phase. Raises as `load_record`."""
     name, phase = split_target(target)
     recipe = load_record(name, scale, phase).with_branch(phase)
     return recipe, recipe.phase(phase) if phase else None
 
 
-def load_recipe(name: str, scale: Scale) -> Recipe:
+def load_recipe(name: str, scale: "Scale") -> "Recipe":
     """The recipe of `load_target`."""
     return load_target(name, scale)[0]
 
@@ -146,7 +153,13 @@ def split_target(target: str) -> tuple[str, str | None]:
     return recipe, phase or None
 
 
-def _from_json(path: Path) -> Recipe:
+def _from_json(path: Path) -> "Recipe":
+    from pydantic import ValidationError
+
+    from phasewise.flows.recipes.problems import problems
+    from phasewise.flows.recipes.recipe import Recipe
+    from phasewise.trainer.base.storage import parse_json
+
     raw: Any = None
     try:
         raw = parse_json(path.read_bytes())

@@ -13,11 +13,12 @@ from pydantic import ValidationError
 
 from phasewise.flows.recipes.feasibility import phases_without_order, with_blocks
 from phasewise.flows.recipes.phase import OWN, FromScratch, Phase
-from phasewise.flows.recipes.problems import near, problems
+from phasewise.flows.recipes.problems import problems
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.written import rewrite_schedule, schedule_arguments
 from phasewise.trainer.base.errors import ConfigError, RecipeError
 from phasewise.trainer.base.storage import parse_json
+from phasewise.trainer.base.wording import near
 from phasewise.trainer.config import AdamC, ExecutionSettings
 
 OF_RECIPE, EVERY_PHASE = "recipe", "*"

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from phasewise.tasks.data.source import Source
 from phasewise.tasks.data.stand_ins import StandIn
 from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.storage import read_yaml
 
 CRAWL_BAD_FRACTION = 1e-4
 """Text from web crawls may have one bad record in ten thousand, fewer than the rounding of a mixture's blocks (1 in 2048). A file in an
@@ -39,7 +38,7 @@ def _stand_in(row: dict[str, Any]) -> StandIn:
 
 
 def _read() -> dict[str, ComponentData]:
-    rows: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    rows: dict[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
     found: dict[str, ComponentData] = {}
     for name, row in rows.items():
         source = row["source"] or {}

@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field
 
 from phasewise.flows.recipes.phase import Discrepancy, Note, Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.storage import read_yaml
 
 FACTS = {
     "marin-8b": "marin/marin_8b.yaml",
@@ -145,7 +145,7 @@ class LibraryValues(Frozen):
 @cache
 def library_values(record: str) -> LibraryValues:
     """The library values of the folder `marin` or `trinity`."""
-    written: Any = yaml.safe_load((Path(__file__).parent / record / "library_values.yaml").read_text(encoding="utf-8"))
+    written: Any = read_yaml(Path(__file__).parent / record / "library_values.yaml")
     values = [{**group["file"], "phases": group["phases"], **value} for group in written["files"] for value in group["values"]]
     versions, values = ([row | {"phases": _flat(row["phases"])} for row in rows] for rows in (written["versions"], values))
     return LibraryValues.model_validate({"versions": versions, "values": values})
@@ -244,7 +244,7 @@ def leaves_of(phase: Phase) -> dict[str, list[Any]]:
 
 @cache
 def _file(recipe: str) -> dict[str, list[dict[str, Any]]]:
-    return yaml.safe_load((Path(__file__).parent / FACTS[recipe]).read_text(encoding="utf-8"))
+    return read_yaml(Path(__file__).parent / FACTS[recipe])
 
 
 def _rows(recipe: str, section: str, target: str) -> list[dict[str, Any]]:

@@ -1,8 +1,7 @@
 """The problems of a recipe as text, each with its field."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -28,12 +27,6 @@ def problems(error: ValidationError, raw: Any = None) -> str:
 
     found = join_problems(error, of_field=described)
     return found if found.endswith("?") else f"{found}."
-
-
-def near(name: str, known: Sequence[str]) -> str:
-    """A question with similar known names, or a list of all known names."""
-    alike = get_close_matches(name, known, n=3)
-    return f"did you mean {' or '.join(alike)}?" if alike else f"there are {', '.join(known)}."
 
 
 def _path(item: ErrorDetails, raw: Any) -> str:

@@ -6,17 +6,17 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from phasewise.flows.recipes.problems import problems
-from phasewise.flows.recipes.recipe import Recipe
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, RecipeError
 
-_loaded: ContextVar[dict[Path, dict[str, Recipe]] | None] = ContextVar("loaded", default=None)
+if TYPE_CHECKING:
+    from phasewise.flows.recipes.recipe import Recipe
+
+_loaded: ContextVar["dict[Path, dict[str, Recipe]] | None"] = ContextVar("loaded", default=None)
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def allow_code() -> Iterator[None]:
         _loaded.reset(before)
 
 
-def load_python(path: Path, wanted: str | None) -> Recipe:
+def load_python(path: Path, wanted: str | None) -> "Recipe":
     """The recipe with a name at the top level of a file. Without a name, the only recipe of the file."""
     found = load_named(path)
     names = ", ".join(f"{path}:{name}" for name in found)
@@ -48,8 +48,11 @@ def load_python(path: Path, wanted: str | None) -> Recipe:
     return next(iter(found.values()))
 
 
-def load_named(path: Path) -> dict[str, Recipe]:
+def load_named(path: Path) -> "dict[str, Recipe]":
     """Name → recipe, for all names at the top level of a file."""
+    import_module("phasewise.flows.recipes.words")  # libraries before the file's folder is searched, which may have a `numbers.py`
+    from phasewise.flows.recipes.recipe import Recipe
+
     loaded = _loaded.get()
     if loaded is None:
         raise RecipeError(
@@ -89,6 +92,10 @@ def load_named(path: Path) -> dict[str, Recipe]:
 
 
 def _failure(path: Path, error: BaseException) -> RecipeError:
+    from pydantic import ValidationError
+
+    from phasewise.flows.recipes.problems import problems
+
     if isinstance(error, SyntaxError) and error.filename in (str(path), None):
         line = f", line {error.lineno}" if error.lineno else ""
         return RecipeError(f"{path}{line}: this is not Python: {error.msg}.")

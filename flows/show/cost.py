@@ -4,7 +4,6 @@ from typing import Any
 
 from rich.console import Console
 
-from phasewise.flows.plan import setups_of
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.wording import small, to_places, tokens
@@ -35,6 +34,7 @@ def describe_takes(recipe: Recipe, slice_name: str | None, home: Home) -> Takes:
     }
     if slice_name is None:
         return found
+    from phasewise.flows.plan import setups_of
     from phasewise.tasks.preflight.launcher import preflight_setup
     from phasewise.tasks.preflight.slices import find_slice
 

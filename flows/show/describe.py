@@ -9,7 +9,6 @@ from phasewise.flows.recipes.hand_off import both_in_words, plain
 from phasewise.flows.recipes.phase import GATES, FromScratch, HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe, Scale
 from phasewise.flows.recipes.waivers import limited_to
-from phasewise.flows.resolved import home_in_trial
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.decision import ruling_at
 from phasewise.trainer.base.errors import ConfigError, VerdictError
@@ -103,6 +102,8 @@ def describe(target: str, scale: Scale, step: int | None, *, home: str | None = 
     described = describe_recipe(recipe) | {"full": load_written(name).scale == "full"}
     described["accepts"] = [one.model_dump(mode="json") for one in limited_to([phase.name for phase in phases], recipe.accepts)]
     if step is None:
+        from phasewise.flows.resolved import home_in_trial  # it imports the data's libraries
+
         place, reported = home_in_trial(Home.at(home, reads_only=True), target, scale), results_of(recipe)
         place.look(recipe.run_name)
         shown: list[dict[str, Any]] = []

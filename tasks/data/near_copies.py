@@ -30,7 +30,6 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import check_file, code_digest, digest_of_file, digest_of_json
 from phasewise.trainer.base.storage import file_system_of, write_atomically, writing
 from phasewise.trainer.data.manifest import MANIFEST_NAME
-from phasewise.validations.evidence.leakage.words import split_words
 
 if TYPE_CHECKING:
     from phasewise.tasks.data.plan import ComponentPlan
@@ -154,6 +153,8 @@ def numbered(records: Sequence[BundleRecord]) -> tuple[Numbered, ...]:
 def sign_part(folder: Path, part: Numbered, number: int, num_buckets: int) -> None:
     """Write the signatures and the words of a part's documents. Exact copies and documents below `MIN_WORDS` have neither."""
     from rensa import RMinHash  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]  # it declares no types
+
+    from phasewise.validations.evidence.leakage.words import split_words  # Numba
 
     left_out = np.zeros(part.documents, bool)
     for bucket in range(num_buckets):

@@ -14,8 +14,9 @@ from phasewise.trainer.base.errors import TrainingError
 from phasewise.trainer.base.run_folder import read_events
 from phasewise.trainer.base.wording import plural
 from phasewise.trainer.config import Execution, Mesh, RunConfig
+from phasewise.trainer.process.accelerator import has_accelerator
 from phasewise.trainer.process.child_process import ending, python_command
-from phasewise.trainer.process.environment import has_accelerator, read_conditions
+from phasewise.trainer.process.environment import read_conditions
 
 KERNELS = {"xla": "XLA", "cudnn": "cuDNN", "splash": "Splash"}
 ASK_SECONDS = 120

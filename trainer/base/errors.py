@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
 
-from phasewise.trainer.base.storage import as_path, file_system_of
-
 
 class ExitCode(IntEnum):
     """How the trainer's process ended: the launcher decides by these numbers."""
@@ -190,6 +188,8 @@ def refusal_of(error: BaseException, *places: str | Path | None) -> PhasewiseErr
 
 def storage_refusal(error: OSError, *places: str | Path | None) -> StorageError:
     """Describe a file system's error: the file, the free space if the disk is full, and the remedy."""
+    from phasewise.trainer.base.storage import as_path, file_system_of  # fsspec: a command that only refuses does not need it
+
     known = [as_path(place) for place in (error.filename, *places) if isinstance(place, (str, Path)) and file_system_of(place) is None]
     number = error.errno or number_in(str(error))
     place = next(iter(known), None)

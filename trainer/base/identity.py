@@ -7,7 +7,7 @@ reader also detects a swapped file. The digest of code keys caches, indexes, evi
 import ast
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -129,12 +129,14 @@ def digest_of_source(path: Path) -> str:
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     ours = [node for node in imports if node.level == 0 and str(node.module).split(".")[0] == NAME]
     imported = sorted(f"{alias.name} as {alias.asname}" for node in ours for alias in node.names)
-    return digest_of_bytes("\n".join([*_walk(tree, set(ours)), *imported]).encode())
+    parts: list[str] = []
+    _walk(tree, set(ours), parts)
+    return digest_of_bytes("\n".join([*parts, *imported]).encode())
 
 
-def _walk(value: Any, left_out: Set[ast.AST]) -> Iterator[str]:
+def _walk(value: Any, left_out: Set[ast.AST], parts: list[str]) -> None:
     if isinstance(value, ast.AST):
-        yield f"({type(value).__name__}"
+        parts.append(f"({type(value).__name__}")
         for name, field in sorted(ast.iter_fields(value)):
             if name == "body" and isinstance(value, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 texts = [each for each in field if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)]
@@ -143,14 +145,14 @@ def _walk(value: Any, left_out: Set[ast.AST]) -> Iterator[str]:
             if isinstance(value, ast.JoinedStr):  # Python 3.12 ends some with an empty text
                 field = [part for part in field if not (isinstance(part, ast.Constant) and part.value == "")]
             if name not in NOT_CODE and not (name != "value" and field is None) and field != []:
-                yield f".{name}"
-                yield from _walk(field, left_out)
-        yield ")"
+                parts.append(f".{name}")
+                _walk(field, left_out, parts)
+        parts.append(")")
     elif isinstance(value, list):
-        yield "["
+        parts.append("[")
         for each in value:
             if each not in left_out:
-                yield from _walk(each, left_out)
-        yield "]"
+                _walk(each, left_out, parts)
+        parts.append("]")
     else:
-        yield f"{type(value).__name__} {value!r}"
+        parts.append(f"{type(value).__name__} {value!r}")

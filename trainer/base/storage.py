@@ -211,6 +211,13 @@ def read_json(url: str | Path) -> Any:
     return parse_json(as_path(url).read_bytes(), allows_nan=True)
 
 
+def read_yaml(path: Path) -> Any:
+    """Return the value in a YAML file of this project, by the parser in C, which is ten times as fast, where there is one."""
+    import yaml
+
+    return yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def put_file(path: Path, url: str | Path) -> None:
     """Upload a local file to a store, without another copy. Raises OSError if the store rejected it twice."""
     store = file_system_of(url)

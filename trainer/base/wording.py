@@ -1,14 +1,21 @@
 """Values as text: numbers, counts, shares, times and lists in sentences, tables and pages. JSON has the values themselves."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any, Literal
 
 MISSING = "–"
 MINUS = "−"
 MINUTE_SECONDS = 60
 HOUR_SECONDS = 3600
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """A question with similar known names, or a list of all known names."""
+    alike = get_close_matches(name, known, n=3)
+    return f"did you mean {' or '.join(alike)}?" if alike else f"there are {', '.join(known)}."
 
 
 def rounded(value: float) -> float:

@@ -2,16 +2,16 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
-
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from phasewise.trainer.config import ModelConfig
+
+if TYPE_CHECKING:
+    import jax
+    from jaxtyping import Array, Float
 
 Params = dict[str, Any]  # a nested dictionary of float32 arrays. The layers of a stack are stacked along the first axis
 Sizes = dict[str, int]  # the axes of a weight in order: logical axis → size
@@ -56,8 +56,11 @@ class Normal:
     std: float
     cutoff: float | None
 
-    def draw(self, key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "..."]:
+    def draw(self, key: "jax.Array", shape: tuple[int, ...]) -> "Float[Array, '...']":
         """Draw values. Small weights share a few compiled lengths: value i depends only on key and i (`jax_threefry_partitionable`)."""
+        import jax  # counting parameters does not need it
+        import jax.numpy as jnp
+
         size = math.prod(shape)
         drawn = size if size > LARGE else max(MIN_DRAWN, 1 << (size - 1).bit_length())
         if self.cutoff is None:
@@ -258,6 +261,9 @@ def _matrix(tensor: str, sizes: Sizes, init: Normal, group: Group, *, inputs: in
 
 def init_params(seed: int, config: ModelConfig) -> Params:
     """Draw float32 weights. A weight's keys come from its `drawn_as`, so a new weight changes no other."""
+    import jax
+    import jax.numpy as jnp
+
     root = jax.random.key(seed)
 
     def make(spec: ParamSpec) -> jax.Array:
@@ -275,12 +281,23 @@ def init_params(seed: int, config: ModelConfig) -> Params:
 
 def abstract_params(config: ModelConfig) -> Params:
     """Return shapes and types without values."""
+    import jax
+    import jax.numpy as jnp
+
     return jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.float32), param_specs(config))
+
+
+def _specs_in(tree: Any) -> Iterator[ParamSpec]:
+    if isinstance(tree, ParamSpec):
+        yield tree
+    else:
+        for branch in tree.values() if isinstance(tree, dict) else tree:
+            yield from _specs_in(branch)
 
 
 def count_parameters(config: ModelConfig) -> int:
     """Return the number of parameters."""
-    return sum(math.prod(spec.shape) for spec in jax.tree.leaves(param_specs(config)))
+    return sum(math.prod(spec.shape) for spec in _specs_in(param_specs(config)))
 
 
 def count_active_parameters(config: ModelConfig, *, only_matrices: bool = False) -> int:
@@ -288,7 +305,7 @@ def count_active_parameters(config: ModelConfig, *, only_matrices: bool = False)
 
     `only_matrices` counts parameters that multiply a token: matrices of the layers, and the head.
     """
-    specs = [spec for spec in jax.tree.leaves(param_specs(config)) if spec.inputs is not None or not only_matrices]
+    specs = [spec for spec in _specs_in(param_specs(config)) if spec.inputs is not None or not only_matrices]
     active = 1.0 if config.experts is None else config.experts.num_active / config.experts.num_experts
     counts = [round((active if EXPERT in spec.axes else 1.0) * math.prod(spec.shape)) for spec in specs]
     return sum(counts) + (config.d_model * config.vocab_size if only_matrices and config.tied_head else 0)

@@ -13,10 +13,9 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
 from phasewise.trainer.base.errors import ConfigError
@@ -46,9 +45,6 @@ OF_PLACE = frozenset(
 )  # fmt: skip
 """Variables about the location and number of processes. Platform, processes and mesh are recorded instead."""
 FLAGS, FLAGS_OF_PLACE = "XLA_FLAGS", ("--xla_force_host_platform_device_count", "--xla_dump_")
-GOOGLE = "0x1ae0"  # the vendor of TPUs on the PCI bus
-DEVICES = ("dev/accel*", "dev/vfio/*", "dev/nvidia*", "dev/dxg", "dev/kfd")
-TPU_VARIABLES = ("TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "MEGASCALE_COORDINATOR_ADDRESS", "JAX_FORCE_TPU_INIT")
 
 
 class Conditions(Frozen):
@@ -184,19 +180,6 @@ def read_conditions(folder: Path) -> Conditions | None:
     with suppress(OSError, ValueError):
         return Conditions.model_validate(read_sealed(RunFolder(folder).conditions))
     return None
-
-
-def spare_search(environment: MutableMapping[str, str] = os.environ, *, root: Path = Path("/")) -> None:
-    """Set jax's platform to the CPU if there is no TPU or GPU, before jax is imported: libtpu's search prints a page of errors."""
-    if "JAX_PLATFORMS" not in environment and find_spec("libtpu") is not None and not has_accelerator(environment, root):
-        environment["JAX_PLATFORMS"] = "cpu"
-
-
-def has_accelerator(environment: Mapping[str, str], root: Path) -> bool:
-    """Return whether there may be a TPU or a GPU."""
-    vendors = (path.read_text().strip() for path in root.glob("sys/bus/pci/devices/*/vendor"))
-    has_device = any(next(root.glob(pattern), None) is not None for pattern in DEVICES)
-    return any(name in environment for name in TPU_VARIABLES) or has_device or GOOGLE in vendors
 
 
 if __name__ == "__main__":  # for programs that must not acquire the devices

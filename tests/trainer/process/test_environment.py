@@ -9,7 +9,7 @@ import pytest
 from phasewise.trainer.base.errors import ConfigError, HostMissing
 from phasewise.trainer.base.run_folder import ROLL_CALL_NAME, read_events
 from phasewise.trainer.base.storage import write_json
-from phasewise.trainer.process import environment, rendezvous
+from phasewise.trainer.process import accelerator, environment, rendezvous
 from phasewise.trainer.process.environment import Conditions, check_environment, check_nothing_left_over, check_usual, conditions_of
 from phasewise.trainer.process.rendezvous import Presence, check_alike, meet, present
 from tests.trainer.conftest import MakeRun
@@ -50,7 +50,7 @@ def test_without_a_sign_of_an_accelerator_jax_is_asked_to_use_the_cpu(
     if file:
         (tmp_path / file).write_text("0x1af4\n")
     found = dict(given)
-    environment.spare_search(found, root=tmp_path)
+    accelerator.spare_search(found, root=tmp_path)
     assert found.get("JAX_PLATFORMS") == platforms
 
 

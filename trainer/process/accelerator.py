@@ -1,0 +1,23 @@
+"""Whether this machine may have a TPU or a GPU, without JAX."""
+
+import os
+from collections.abc import Mapping, MutableMapping
+from importlib.util import find_spec
+from pathlib import Path
+
+GOOGLE = "0x1ae0"  # the vendor of TPUs on the PCI bus
+DEVICES = ("dev/accel*", "dev/vfio/*", "dev/nvidia*", "dev/dxg", "dev/kfd")
+TPU_VARIABLES = ("TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "MEGASCALE_COORDINATOR_ADDRESS", "JAX_FORCE_TPU_INIT")
+
+
+def spare_search(environment: MutableMapping[str, str] = os.environ, *, root: Path = Path("/")) -> None:
+    """Set jax's platform to the CPU if there is no TPU or GPU, before jax is imported: libtpu's search prints a page of errors."""
+    if "JAX_PLATFORMS" not in environment and find_spec("libtpu") is not None and not has_accelerator(environment, root):
+        environment["JAX_PLATFORMS"] = "cpu"
+
+
+def has_accelerator(environment: Mapping[str, str], root: Path) -> bool:
+    """Return whether there may be a TPU or a GPU."""
+    vendors = (path.read_text().strip() for path in root.glob("sys/bus/pci/devices/*/vendor"))
+    has_device = any(next(root.glob(pattern), None) is not None for pattern in DEVICES)
+    return any(name in environment for name in TPU_VARIABLES) or has_device or GOOGLE in vendors
