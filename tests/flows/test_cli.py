@@ -15,6 +15,7 @@ from phasewise.flows.cli.order import judge_order
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.tasks.data.stand_ins import RECORD_NAME
 from phasewise.tasks.training.select_launcher import LAUNCHER_VARIABLE, PROCESSES_VARIABLE
+from phasewise.trainer.base import identity
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import read_json, write_json
@@ -98,7 +99,7 @@ def test_a_misspelt_variable_is_said_with_the_one_that_is_meant(phasewise: Run, 
     done = phasewise("order feistel 64")
     assert "PHASEWISE_LAUNCHR: unknown setting of Phasewise" in done.stderr
     assert "PHASEWISE_LAUNCHR" not in done.stdout
-    monkeypatch.setattr(main, "ROOMS", None)  # without a setting, the code is not read
+    monkeypatch.setattr(identity, "ROOMS", None)  # without a setting, the code is not read
     assert main.words_of_unread({"HOME": "/"}) == []
 
 
