@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 
 from phasewise.flows.recipes.phase import HAND_OFF, PRETRAINED, SCRATCH, Change
 from phasewise.trainer.base.frozen import join_problems, state_problem
+from phasewise.trainer.base.wording import near
 from phasewise.trainer.config import StatePart
 
 WORDS: Mapping[str, tuple[str, ...]] = {"declares": get_args(Change), "fresh": get_args(StatePart), "part": get_args(StatePart)}

@@ -45,7 +45,7 @@ def test_what_is_left_over_or_missing_is_refused_by_name():
 def test_without_a_sign_of_an_accelerator_jax_is_asked_to_use_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], file: str, platforms: str | None
 ):
-    monkeypatch.setattr(environment, "find_spec", lambda name: importlib.util.find_spec("json") if name == "libtpu" else None)
+    monkeypatch.setattr(accelerator, "find_spec", lambda name: importlib.util.find_spec("json") if name == "libtpu" else None)
     (tmp_path / file / "..").resolve().mkdir(parents=True, exist_ok=True)
     if file:
         (tmp_path / file).write_text("0x1af4\n")
