@@ -13,7 +13,7 @@ HOUR_SECONDS = 3600
 
 
 def near(name: str, known: Sequence[str]) -> str:
-    """A question with similar known names, or a list of all known names."""
+    """Suggest similar names, or list all known ones."""
     alike = get_close_matches(name, known, n=3)
     return f"did you mean {' or '.join(alike)}?" if alike else f"there are {', '.join(known)}."
 

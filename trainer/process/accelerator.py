@@ -1,4 +1,4 @@
-"""Whether this machine may have a TPU or a GPU, without JAX."""
+"""Detection of TPUs and GPUs without JAX."""
 
 import os
 from collections.abc import Mapping, MutableMapping
