@@ -212,7 +212,7 @@ def read_json(url: str | Path) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """Parse YAML with libyaml, if PyYAML was built with it: Python's parser is ten times slower."""
+    """Parse YAML by libyaml if possible: Python's parser is ten times slower."""
     import yaml
 
     return yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))

@@ -13,7 +13,7 @@ HOUR_SECONDS = 3600
 
 
 def near(name: str, known: Sequence[str]) -> str:
-    """Suggest similar names, or list all known ones."""
+    """Suggest similar names, or list the known names."""
     alike = get_close_matches(name, known, n=3)
     return f"did you mean {' or '.join(alike)}?" if alike else f"there are {', '.join(known)}."
 

@@ -11,13 +11,13 @@ TPU_VARIABLES = ("TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "MEGASCALE_COOR
 
 
 def spare_search(environment: MutableMapping[str, str] = os.environ, *, root: Path = Path("/")) -> None:
-    """Set jax's platform to the CPU if there is no TPU or GPU, before jax is imported: libtpu's search prints a page of errors."""
+    """Set JAX's platform to the CPU on a machine without TPU and GPU, before the import of JAX: libtpu's search prints a page of errors."""
     if "JAX_PLATFORMS" not in environment and find_spec("libtpu") is not None and not has_accelerator(environment, root):
         environment["JAX_PLATFORMS"] = "cpu"
 
 
 def has_accelerator(environment: Mapping[str, str], root: Path) -> bool:
-    """Return whether there may be a TPU or a GPU."""
+    """Return whether the machine may have a TPU or a GPU."""
     vendors = (path.read_text().strip() for path in root.glob("sys/bus/pci/devices/*/vendor"))
     has_device = any(next(root.glob(pattern), None) is not None for pattern in DEVICES)
     return any(name in environment for name in TPU_VARIABLES) or has_device or GOOGLE in vendors
