@@ -43,8 +43,6 @@ OTHERS: dict[str, str] = {
     "tasks/data/sandbox.py": MADE_HERE,
     "tasks/data/table_process.py": MADE_HERE,
     "tasks/data/tables.py": MADE_HERE,
-    "flows/recipes/catalogue.py": "a YAML file of this package",
-    "flows/recipes/facts.py": "YAML files of this package",
     "tasks/preflight/slices.py": "slices.toml of this package; TOML refuses a name that is there twice, pydantic NaN",
 }
 
