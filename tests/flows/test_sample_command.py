@@ -50,7 +50,9 @@ def test_a_conversation_continues_with_the_template_s_text(tmp_path: Path):
     assert said.stdout.split() == f"{messages[2]['content']} {messages[4]['content']}".split()
 
 
-@pytest.mark.parametrize(("words", "said"), [(("--tokens", 100_000), "--tokens must be less than"), (("--top-p", 0), "--top-p")])
+@pytest.mark.parametrize(
+    ("words", "said"), [(("--tokens", 100_000), "--tokens must be less than"), (("--top-p", 0), "--top-p"), (("--top-p", 1.5), "--top-p")]
+)
 def test_impossible_settings_are_refused_before_anything_is_written(words: tuple[object, ...], said: str):
     refused = call("sample", FOLDER, "The river", *words)
     assert refused.exit_code == 2, refused.output

@@ -109,6 +109,7 @@ def test_the_table_fits_a_terminal_of_eighty_columns_whatever_the_verdict():
     table = text[: text.index(SUMMARY["told"])]
     assert max(map(len, table.splitlines())) <= 80
     assert "…" not in table
+    assert all(map(str.strip, table.rstrip().splitlines()))
     assert re.search(r"deeper-starling .* passed with *\n +2 warnings *\n", table)
     assert "Accepted by the recipe, and not found: expect_order_to_mix where permutation = linear." in text
     assert "Bits per byte: of the 2 components on which all phases were measured." in text

@@ -140,8 +140,10 @@ def test_a_group_counts_once():
 def test_where_every_item_moved_alike_chance_has_no_part_and_a_broken_score_is_not_measured():
     scores = np.tile([1.0, 0.0, 0.0, 0.0], (20, 1))
     for shift, p_value in ((0.0, 1.0), (1.0, 1.0), (-0.5, 0.0)):
-        change = likelihood_change(scored_result(scores + np.array([shift, 0, 0, 0])), scored_result(scores))
-        assert change.fall_p_value == p_value
+        after, before = scored_result(scores + np.array([shift, 0, 0, 0])), scored_result(scores)
+        for answer in (*after["answers"], *before["answers"]):
+            answer["group"] = "of two" if answer["id"].endswith("0") else None
+        assert likelihood_change(after, before).fall_p_value == p_value
     broken = scored_result(np.array([[0.0, math.nan, 0, 0], [1.0, 0, 0, 0]]), right=np.array([True, True]))
     assert all(map(math.isnan, likelihood_change(broken, result([True, True]))))
 

@@ -136,6 +136,7 @@ def test_an_exported_folder_is_named_by_its_card_and_other_weights_get_none(fold
     assert [one.field for one in carded.verify().unchecked] == ["export"]
     statement: dict[str, Any] = json.loads((carded.card / STATEMENT_NAME).read_text())
     assert "export/model.safetensors" in {subject["name"] for subject in statement["subject"]}
+    assert not [gate for gate in statement["predicate"]["claims"]["gates"].values() if "ruling" in gate], "no person decided"
     page = Path(shutil.copytree(folder, tmp_path / "copied")) / "README.md"
     page.write_text(page.read_text() + "\nThe best model.\n")
     assert "export.files.README.md.sha256" in {one.field for one in carded.verify(export=page.parent).disagreements}
