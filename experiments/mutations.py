@@ -238,7 +238,9 @@ def outcome(fault: Fault, tests: list[str], house: Path, minutes: float) -> dict
         try:
             file.write_text(source[: fault.start] + fault.text + source[fault.end :], encoding="utf-8")
             code, output = (
-                run_pytest(house, "-x", "-q", "-rfE", "-p", "no:cacheprovider", f"@{names.name}", minutes=minutes) if tests else (5, "")
+                run_pytest(house, "-x", "-q", "-rfE", "-m", "not long", "-p", "no:cacheprovider", f"@{names.name}", minutes=minutes)
+                if tests
+                else (5, "")
             )
         finally:
             file.write_text(source, encoding="utf-8")
