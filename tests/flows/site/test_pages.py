@@ -28,6 +28,7 @@ from phasewise.validations.verdict import Verdict, read_verdict, write_verdict
 from phasewise.validations.waivers import ApprovableCheck, AsksPeople
 from tests.flows.commands import Run
 from tests.flows.site.homes import RUN_NAME, sample, site_of, write_home, write_phase, zoo
+from tests.validations.report.samples import register
 
 
 @pytest.fixture(scope="session")
@@ -263,7 +264,9 @@ def test_evidence_is_sorted_filtered_and_cut_by_the_server(site: Site) -> None:
     assert len(items(verdict(site, "tiger", table="leaked_items", sort="no such column"))) == 100
 
 
-def test_rows_that_do_not_pass_come_first_and_a_table_that_is_gone_is_said_to_be(own_home: Home) -> None:
+def test_rows_that_do_not_pass_come_first_and_a_table_that_is_gone_is_said_to_be(own_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+    assert re.findall(r"<td>(mmlu|gsm8k)</td>", verdict(site_of(own_home), "tiger"))[:2] == ["gsm8k", "mmlu"], "the most hits first"
     path = own_home.verdict(RUN_NAME, "tiger", "data").with_suffix("") / "caches.parquet"
     pd.DataFrame({"name": ["a", "b", "c"], "passes": [True, False, True]}).to_parquet(path)
     assert re.findall(r"<td>([abc])</td>", verdict(site_of(own_home), "tiger")) == ["b", "a", "c"]
