@@ -116,7 +116,8 @@ def test_a_tokenizer_that_does_not_fit_the_template_is_refused_by_name(tmp_path:
 def test_what_is_no_conversation_is_counted_by_its_reason(tmp_path: Path):
     good = [as_record(said, layout("messages")) for said in made_conversations(60)]
     good[0]["messages"][-1] |= {"tool_calls": [], "reasoning_content": None, "weight": None}
-    good[1]["messages"][-1] |= {"weight": 1, "id": 7}
+    for record in good[1:3]:
+        record["messages"][-1] |= {"weight": 1, "id": 7}
     user, assistant, system = ({"role": role, "content": role[0]} for role in ("user", "assistant", "system"))
     bad: dict[str, list[Any]] = {
         "empty content": [[user, {**assistant, "content": " "}], [{**user, "content": None}, assistant]],
