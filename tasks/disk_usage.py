@@ -14,6 +14,7 @@ from phasewise.tasks.home import TRIAL, Home
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.run_folder import SUPERSEDED
+from phasewise.trainer.base.storage import has_no_end
 from phasewise.trainer.data.manifest import SPLITS, Manifest, find_manifest
 
 KEY_LENGTH = 16
@@ -30,10 +31,12 @@ class Removable(NamedTuple):
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder. A file that vanishes meanwhile has none."""
+    """Return the bytes of a file, or of all files in a folder. Raises DataError for a pipe or a device, whose reader would hang."""
     total = 0
     for file in (path, *path.rglob("*")):
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # a file may vanish meanwhile
+            if has_no_end(file):
+                raise DataError(f"{file}: expected a file, found a pipe, a socket or a device. Delete it and run the command again.")
             if not file.is_dir():
                 total += file.lstat().st_size
     return total

@@ -39,6 +39,7 @@ def describe(target: str, scale: Scale, home: str | None, *, reads_all: bool = F
     resolved, phase = resolve(target, scale, home, reads_only=True)
     if reads_all:
         resolved = replace(resolved, digests=KnownDigests(resolved.home, reads_all=True))
+    size = {"home": size_of(resolved.home.root)} if resolved.home.is_local else {}  # refuses a home with pipes before a reader hangs
     recipe = resolved.recipe
     wanted = phases_to_train(recipe, phase)
     of_recipe: list[Finding] = []
@@ -85,7 +86,6 @@ def describe(target: str, scale: Scale, home: str | None, *, reads_all: bool = F
             }
         )
     results = [finding.model_dump(mode="json") for finding in of_recipe]
-    size = {"home": size_of(resolved.home.root)} if resolved.home.is_local else {}
     return {"recipe": recipe.name, "scale": recipe.scale, "phases": phases, "results": results, "bytes": size}
 
 

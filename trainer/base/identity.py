@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, BinaryIO, cast
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.storage import as_path, read_json, store_entry, write_json
+from phasewise.trainer.base.storage import as_path, has_no_end, read_json, store_entry, write_json
 
 READ_BYTES = 2**22
 SEAL = "digest"  # the field of a sealed file that holds the digest of the others
@@ -40,7 +40,9 @@ def digest_of_json(value: Any) -> str:
 
 
 def digest_of_file(url: str | Path) -> str:
-    """Return the SHA-256 of a file's content, read in pieces."""
+    """Return the SHA-256 of a file's content, read in pieces. Raises DataError for a pipe or a device."""
+    if has_no_end(url):
+        raise DataError(f"{url}: expected a file, found a pipe, a socket or a device. Delete it and run the command again.")
     with as_path(url).open("rb") as file:
         return size_and_digest(cast(BinaryIO, file))[1]
 

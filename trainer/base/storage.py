@@ -206,8 +206,16 @@ def write_json(url: str | Path, value: Any) -> None:
     write_atomically(url, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
+def has_no_end(url: str | Path) -> bool:
+    """Return whether a path is a pipe, a socket or a device, also behind a link: reading may hang or fill the memory."""
+    path = as_path(url)
+    return file_system_of(path) is None and path.exists() and not (path.is_file() or path.is_dir())
+
+
 def read_json(url: str | Path) -> Any:
     """Return the JSON value in a file (`parse_json`), also with NaN: files of this project have it for losses and norms."""
+    if has_no_end(url):
+        raise ValueError("expected a file, found a pipe, a socket or a device")
     return parse_json(as_path(url).read_bytes(), allows_nan=True)
 
 

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from experiments.survival.runs import tiny_recipe
 from phasewise.flows.recipes import load_written
 from phasewise.tasks.data.source import Pin, Source
-from phasewise.trainer.base.errors import RecipeError
-from phasewise.trainer.base.identity import content_digest, digest_of_bytes, digest_of_file, digest_of_json
+from phasewise.trainer.base.errors import DataError, RecipeError
+from phasewise.trainer.base.identity import NotAsWritten, content_digest, digest_of_bytes, digest_of_file, digest_of_json, read_sealed
 from phasewise.trainer.base.storage import PUT_CHUNK_BYTES as CHUNK
 from phasewise.trainer.base.storage import as_path, remove, remove_strays, without_secrets, write_atomically, write_json, writing
 from tests.stores.emulator import the_emulator
@@ -297,3 +297,13 @@ def test_strays_are_removed_and_nothing_else(store: Path):
     remove(store / "keep.bin")
     remove(store / "keep.bin")
     assert names_in(store) == {"folder"}
+
+
+def test_a_pipe_or_a_device_in_place_of_a_file_is_refused_and_not_read(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for path in (tmp_path / "pipe", tmp_path / "device"):
+        with pytest.raises(NotAsWritten, match="expected a file, found a pipe, a socket or a device"):
+            read_sealed(path)
+        with pytest.raises(DataError, match="expected a file, found a pipe, a socket or a device"):
+            digest_of_file(path)
