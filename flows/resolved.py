@@ -6,7 +6,7 @@ Flows call each other by names, because Prefect stores names as the parameters o
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,6 +29,7 @@ from phasewise.tasks.data.tokenizer import OUR_TOKENS
 from phasewise.tasks.evaluation.settings import OwnBenchmark
 from phasewise.tasks.home import TRIAL, Home
 from phasewise.tasks.locks import Holder
+from phasewise.tasks.phase_state import State, enter_stage, working
 from phasewise.trainer.base.errors import RecipeError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import digest_of_json
@@ -204,14 +205,24 @@ class Resolved:
         return self._items[decides]
 
     @contextmanager
-    def held(self, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
-        """Lock the home for a run, and upload results to a home on a store.
+    def held(self, what: str, *, queues: Iterable[Phase] = (), on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
+        """Lock the home for a run of the phases `queues`, and upload results to a home on a store.
 
         Raises ConfigError if another process has the lock. Raises TakenOver or StorageError as `Home.kept`.
         """
         with self.home.held(what, on_wait=on_wait), self.home.kept(self.recipe.run_name):
+            for phase in queues:
+                self.enter_stage(phase, State.QUEUED)
             self.note_origin()
             yield
+
+    def working(self, phase: Phase, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> AbstractContextManager[None]:
+        """Lock a phase for a process that enters its stages, as in `tasks.phase_state.working`."""
+        return working(self.home, self.recipe.run_name, phase.name, what, on_wait=on_wait)
+
+    def enter_stage(self, phase: Phase, state: State, *, why: str = "", flow_run: str = "") -> None:
+        """Write the stage of a phase, before its work."""
+        enter_stage(self.home, self.recipe.run_name, phase.name, state, why=why, flow_run=flow_run)
 
     def note_origin(self) -> None:
         """Write the file of the recipe to the home."""

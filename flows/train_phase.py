@@ -9,7 +9,7 @@ from phasewise.flows.evaluate_checkpoint import evaluate_checkpoint
 from phasewise.flows.plan import setups_of
 from phasewise.flows.prefect.approvals import asking_people, take_answers
 from phasewise.flows.prefect.dependency_wait import or_wait, wake_others
-from phasewise.flows.prefect.flow_decorator import door, say_waiting, this_run
+from phasewise.flows.prefect.flow_decorator import at_stage, door, say_waiting, this_run
 from phasewise.flows.preflight import preflight
 from phasewise.flows.prepare_data import prepare_data
 from phasewise.flows.recipes.assignments import Settings
@@ -22,6 +22,7 @@ from phasewise.flows.status.retraining import check_ancestors_hold, check_ancest
 from phasewise.flows.status.summary import phase_summary, write_recipe_report
 from phasewise.flows.validate_data import validate_data
 from phasewise.tasks.evaluation.settings import needles_of
+from phasewise.tasks.phase_state import State
 from phasewise.tasks.progress import say
 from phasewise.tasks.training.attempts import PlannedSegment
 from phasewise.tasks.training.execution import CPU, execution_here, in_words, machine_here
@@ -112,12 +113,13 @@ def train_phase(
     resolved.home.make_ready()
     or_wait(check_verdicts, resolved, chosen)
     take_answers(resolved, [chosen])
-    with resolved.held(this_run(), on_wait=say_waiting):
+    with resolved.held(this_run(), on_wait=say_waiting), resolved.working(chosen, this_run(), on_wait=say_waiting):
         or_wait(check_ancestors_passed, resolved, chosen)
+        at_stage(resolved, chosen, State.PREPARING)
         preflight(resolved.name, phase, scale, home, resolved.settings)
         if not resolved.is_prepared:
             prepare_data(resolved.name, scale, home, resolved.settings)
-        if read_record(resolved, chosen).state == "done":
+        if read_record(resolved, chosen).state == State.DONE:
             say(f"{phase}: done already")
             if why_no_report(resolved, read_records(resolved)):  # for example after a decision
                 write_recipe_report(resolved)
@@ -158,6 +160,7 @@ def train_judged(resolved: Resolved, phase: Phase) -> None:
     validate_data(resolved.name, phase.name, recipe.scale, home, resolved.settings)
     planned = runs_on_slices(resolved, phase)
     run = planned[-1].run
+    at_stage(resolved, phase, State.TRAINING)
     try:
         result = train(run, planned)
     except WaitsForPerson as waiting:
@@ -165,8 +168,10 @@ def train_judged(resolved: Resolved, phase: Phase) -> None:
         raise_unless_let_pass(question, waiting.verdict, approving_command(resolved, phase))
         raise
     except TrainingDiverged:
+        at_stage(resolved, phase, State.CHECKING_TRAINING)
         health_gate(run, phase.gates.health, resolved.home, accepts=accepts, asks_people=asks)
         raise
+    at_stage(resolved, phase, State.CHECKING_TRAINING)
     say(f"{phase.name}: trained to step {result['stop_step']:,}, final loss {result['final_loss']:.3f}")
     verdict = health_gate(run, phase.gates.health, resolved.home, accepts=accepts, asks_people=asks)
     path = resolved.home.verdict(recipe.run_name, phase.name, "health")

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from phasewise.flows.prefect.approvals import asking_people, take_answers
-from phasewise.flows.prefect.flow_decorator import door, say_waiting, this_run
+from phasewise.flows.prefect.flow_decorator import at_stage, door, say_waiting, this_run
 from phasewise.flows.prepare_data import prepare_data
 from phasewise.flows.recipes.assignments import Settings
 from phasewise.flows.recipes.phase import Phase
@@ -13,6 +13,7 @@ from phasewise.flows.status.retraining import check_named, check_replaced, exten
 from phasewise.flows.status.summary import write_recipe_report
 from phasewise.flows.train_phase import REFUSALS, train_phase
 from phasewise.tasks.evaluation.task import fit_baselines
+from phasewise.tasks.phase_state import State
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import PhasewiseError, WaitsForPerson
 
@@ -47,7 +48,8 @@ def train_recipe(
     resolved.check(phases)
     resolved.home.make_ready()
     take_answers(resolved, phases)
-    with resolved.held(this_run(), on_wait=say_waiting):
+    with resolved.held(this_run(), queues=phases, on_wait=say_waiting):
+        at_stage(resolved, phases[0], State.PREPARING)
         prepare_data(resolved.name, scale, home, resolved.settings)
         extend_phases(resolved, extend)
         replaced = find_replaced(resolved, phases)
@@ -69,6 +71,7 @@ def train_phases(resolved: Resolved, phases: Sequence[Phase], home: str | None, 
         say(f"phase {number} of {len(phases)}: {phase.name}, steps {phase.start_step:,} to {phase.stop_step:,}")
         if missing := [before.name for before in resolved.recipe.ancestors(phase) if before.name in unreachable]:
             unreachable.add(phase.name)
+            at_stage(resolved, phase, State.WAITS_FOR_PARENT, why=f"{missing[-1]} is missing")
             say(f"{phase.name}: not trained, because {missing[-1]} is missing")
             continue
         again = phase.name in retrain

@@ -92,7 +92,7 @@ class Home:
 
     def held(self, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> AbstractContextManager[None]:
         """Hold the home for one run, with the arguments of `tasks.locks.holding`. On a store the call does not wait (`tasks.locks`)."""
-        return holding(self.root / "lock", what, on_wait=on_wait)
+        return holding(self.run_lock, what, on_wait=on_wait)
 
     def kept(self, run_name: str) -> AbstractContextManager[None]:
         """Commit the work on a recipe to the store within the context (`tasks.store.publisher.keeping`). A local home needs no commits."""
@@ -154,6 +154,11 @@ class Home:
         return caches / "phasewise" / digest_of_bytes(str(self.root).encode())[:16]
 
     @property
+    def run_lock(self) -> Path:
+        """The lock of `held`."""
+        return self.root / "lock"
+
+    @property
     def digests(self) -> Path:
         """The known digests of files, for `tasks.data.digests`."""
         return self.root / "digests.json"
@@ -198,6 +203,10 @@ class Home:
     def exporting(self) -> Path:
         """The folder of unfinished exports, on this machine."""
         return (self.root if self.is_local else self._on_this_machine) / "exports" / ".making"
+
+    def stage(self, run_name: str, phase: str) -> Path:
+        """Return the stage of a phase's process, for `tasks.phase_state`. It is never uploaded with results."""
+        return self.root / "stages" / run_name / f"{self.run(run_name, phase).name}.json"
 
     def verdict(self, run_name: str, phase: str, gate: str) -> Path:
         """Return the verdict file of a gate."""

@@ -17,12 +17,13 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.storage import as_path, file_system_of, locked, try_lock
+from phasewise.trainer.base.storage import as_path, file_system_of, is_locked, locked, try_lock
 from phasewise.trainer.process.signals import positive_seconds
 
 LEASE_VARIABLE = "PHASEWISE_LEASE_SECONDS"
@@ -34,7 +35,8 @@ AT_WORK = "another run is at work in {}: wait for it, or choose another home wit
 GONE_OR_CHANGED = (FileNotFoundError, FileExistsError)
 """gcsfs raises these if an object is missing, or has another version than the request names."""
 
-PATIENCE_SECONDS = 0.5  # `holder_of` locks a file for a moment, which is not a conflict
+PROCESS = uuid.uuid4().hex
+"""The name of this process in its locks. Process numbers repeat between containers and over time."""
 
 _held_here: set[str] = set()  # the locks of `holding` in this process. A flow opens other flows in its own process.
 
@@ -49,6 +51,7 @@ class Holder(Frozen):
     pid: int
     since: str
     url: str | None = None
+    process: str = ""
 
     def __str__(self) -> str:
         return f"{self.what} (process {self.pid}, since {self.since})"
@@ -79,11 +82,7 @@ def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable
             place.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(open(place, "a+"))
             reported: Holder | None = None
-            started = time.monotonic()
             while not try_lock(file):
-                if time.monotonic() - started < PATIENCE_SECONDS:
-                    time.sleep(PATIENCE_SECONDS / 10)
-                    continue
                 holder = _read(file)
                 if on_wait is None:
                     raise AlreadyHeld(place, holder)
@@ -94,7 +93,7 @@ def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable
             since = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
             file.seek(0)
             file.truncate()
-            json.dump(Holder(what=what, pid=os.getpid(), since=since, url=url).model_dump(), file)
+            json.dump(Holder(what=what, pid=os.getpid(), since=since, url=url, process=PROCESS).model_dump(), file)
             file.flush()
         else:
             stack.enter_context(held(place, wait=False))
@@ -107,13 +106,24 @@ def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable
 
 def holder_of(place: Path) -> Holder | None:
     """Return the process that holds the lock, which may be this process, or None if the lock is free."""
-    try:
-        with open(place) as file:
-            if str(place.resolve()) not in _held_here and try_lock(file):
-                return None
-            return _read(file)
-    except FileNotFoundError:
+    if not is_locked(place):
         return None
+    with open(place) as file:
+        return _read(file)
+
+
+def lease_holder(place: Path) -> str | None:
+    """Return the `PROCESS` with the lease on a store, or None if the lease is free or expired by the store's clock."""
+    lease = _Lease.at(place)
+    found = lease.version() if lease else None
+    if lease is None or found is None or found.is_free:
+        return None
+    with suppress(FileNotFoundError):
+        headers, content = lease.call("GET")
+        age = parsedate_to_datetime(headers["Date"]) - datetime.fromisoformat(json.loads(content)["updated"])
+        if age.total_seconds() <= max(found.seconds, _lease_seconds()):
+            return json.loads(lease.file_system.cat_file(f"{lease.bucket}/{lease.name}")).get("process", "")
+    return None
 
 
 def _read(file: IO[str]) -> Holder:
@@ -250,7 +260,7 @@ class _Lease:
 
     def create(self) -> str | None:
         """Create the lease and return its generation, or None if there is one already."""
-        content = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "token": uuid.uuid4().hex}).encode()
+        content = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "token": uuid.uuid4().hex, "process": PROCESS}).encode()
         path = f"{self.bucket}/{self.name}"
         try:
             return self.file_system.pipe_file(path, content, mode="create", metadata=_metadata())["generation"]

@@ -21,7 +21,7 @@ from experiments.survival.file_faults import Faults, Killed, installed
 from phasewise.tasks.training import attempts
 from phasewise.tasks.training.launchers import Attempt
 from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder
-from phasewise.trainer.base.storage import read_json, try_lock
+from phasewise.trainer.base.storage import is_locked, read_json
 from phasewise.trainer.checkpoints.files import find_damage
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
@@ -126,11 +126,7 @@ class World:
 
     def is_held(self) -> bool:
         """Whether a trainer holds the folder."""
-        place = self.folder / lease.LOCK_NAME
-        if not place.exists():
-            return False
-        with place.open() as file:
-            return not try_lock(file)
+        return is_locked(self.folder / lease.LOCK_NAME)
 
     def second(self, *, is_first_alive: bool) -> int:
         """Run a second trainer in the folder while the first trainer runs."""

@@ -24,6 +24,7 @@ from phasewise.tasks.evaluation.benchmark_definitions import find_suite
 from phasewise.tasks.evaluation.needles import NAME, Haystack, lengths_of, needle_suite, words_of_folder
 from phasewise.tasks.evaluation.own_benchmarks import include_of, suite_of_tasks
 from phasewise.tasks.home import Home
+from phasewise.tasks.phase_state import State
 from phasewise.tasks.training.pretrained import chat_template_of
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.validations.evidence.floor import measure_floor
@@ -70,8 +71,10 @@ def evaluate_by(target: str, scale: Scale | None, home: str | None, options: dic
     resolved, found = resolve(target, scale_of(target, scale), home)
     phase = named_phase(resolved, found, "evaluate")
     check_benchmarks(resolved.recipe, phase)
-    with resolved.kept(f"`phasewise evaluate {target}`"):
+    purpose = f"`phasewise evaluate {target}`"
+    with resolved.kept(purpose), resolved.working(phase, purpose):
         run, result = trained_run(resolved, phase)
+        resolved.enter_stage(phase, State.EVALUATING)
         from phasewise.tasks.evaluation.phase_evaluation import evaluate_apart, request_evaluation
 
         evaluation = evaluate_apart(request_evaluation(run, result, resolved.plan, phase.evaluation.measured))

@@ -32,7 +32,7 @@ def run_recipe(
         resolved.check(phases)
         resolved.home.make_ready()
         purpose = f"`phasewise run {target}`"
-        with resolved.held(purpose):
+        with resolved.held(purpose, queues=phases):
             try:
                 if is_done(resolved, phases):
                     say(f"{target} {scale_in_words(scale)}: everything is done already; nothing was run")

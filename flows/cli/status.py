@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import Resolved, resolve
-from phasewise.flows.status.phase_status import Again, Finding, read_record
+from phasewise.flows.status.phase_status import Again, Finding, read_states
 from phasewise.flows.status.recipe_status import find_of_recipe
 from phasewise.flows.status.retraining import phases_to_train
 from phasewise.tasks.data.digests import KnownDigests
@@ -20,6 +20,7 @@ from phasewise.tasks.data.stand_ins import missing_stand_ins
 from phasewise.tasks.disk_usage import size_of
 from phasewise.tasks.evaluation.ngram_baselines import baselines_path
 from phasewise.tasks.inventory import AGAIN, EXPORT, RESTORE, changed_files
+from phasewise.tasks.phase_state import AT_WORK, PENDING, PhaseState, State
 from phasewise.tasks.training.time_breakdown import TimeBreakdown, read_time_breakdown, words_of
 from phasewise.trainer.base.errors import DataError, PhasewiseError
 from phasewise.trainer.base.run_folder import RunFolder
@@ -44,12 +45,12 @@ def describe(target: str, scale: Scale, home: str | None, *, reads_all: bool = F
     wanted = phases_to_train(recipe, phase)
     of_recipe: list[Finding] = []
     try:
-        records = [read_record(resolved, one) for one in wanted]
+        read = read_states(resolved, wanted)
     except DataError as error:
         missing = missing_stand_ins(resolved.stand_ins, resolved.home.sources)
         why = f"the text of {len(missing)} components is not collected from this installation yet" if missing else str(error)
         lacking = Finding(what="sources", holds=False, again="prepare", why=why)
-        found = [(one.name, "not reached", [lacking]) for one in wanted]
+        found = [(one.name, PhaseState(state=State.NOT_STARTED, why=why), [lacking]) for one in wanted]
     else:
         evidence = evidence_of(resolved, wanted)
         changed: dict[str | None, dict[str, list[str]]] = {}
@@ -68,10 +69,10 @@ def describe(target: str, scale: Scale, home: str | None, *, reads_all: bool = F
             for name, by_remedy in changed.items()
         }
         found = [
-            (one.phase.name, one.state, [*one.findings, *on_files.get(resolved.home.run(recipe.run_name, one.phase.name).name, [])])
-            for one in records
+            (one.phase.name, state, [*one.findings, *on_files.get(resolved.home.run(recipe.run_name, one.phase.name).name, [])])
+            for one, state in read
         ]
-        of_recipe = [*(() if phase else find_of_recipe(resolved, records)), *on_files.get(None, [])]
+        of_recipe = [*(() if phase else find_of_recipe(resolved, [record for record, _ in read])), *on_files.get(None, [])]
     phases: list[dict[str, Any]] = []
     for name, state, findings in found:
         folder = RunFolder(resolved.home.run(recipe.run_name, name))
@@ -79,7 +80,7 @@ def describe(target: str, scale: Scale, home: str | None, *, reads_all: bool = F
         phases.append(
             {
                 "name": name,
-                "state": state,
+                **state.model_dump(mode="json"),
                 "results": [finding.model_dump(mode="json") for finding in findings],
                 "bytes": {"run": size_of(folder.path), "checkpoints": size_of(folder.checkpoints)},
                 "spent": spent.model_dump(mode="json") if spent else None,
@@ -106,23 +107,29 @@ def is_done(description: dict[str, Any]) -> bool:
     phases = description["phases"]
     if any(one["what"] == FILES for phase in phases for one in phase["results"]):
         return False
-    return all(phase["state"] == "done" for phase in phases) and all(found["holds"] for found in description["results"])
+    return all(phase["state"] == State.DONE for phase in phases) and all(found["holds"] for found in description["results"])
 
 
 def print_description(description: dict[str, Any]) -> None:
-    """Print a line per phase, with a line per outdated result, then the outdated results of the recipe."""
+    """Print a line per phase, with a line per outdated result, then the outdated results of the recipe.
+
+    Results of a phase with a live process are not listed: the process makes them.
+    """
     console = Console(highlight=False, soft_wrap=True)
     for phase in description["phases"]:
-        console.print(f"{phase['name']}: {phase['state']}", markup=False)
+        state = PhaseState.model_validate({name: phase[name] for name in PhaseState.model_fields})
+        is_pending = state.state in PENDING
+        console.print(f"{phase['name']}: {state.words if is_pending or state.state == State.INTERRUPTED else state.state}", markup=False)
         if phase["spent"]:
             size = f"{decimal(phase['bytes']['run'])}, of these checkpoints {decimal(phase['bytes']['checkpoints'])}"
             console.print(f"  trained in {words_of(TimeBreakdown.model_validate(phase['spent']))}", markup=False)
             console.print(f"  size: {size}", markup=False)
         for found in phase["results"]:
-            if found["why"]:
+            if found["why"] and not is_pending:
                 console.print(f"  {found['again'] or 'refused'}: {found['why']}", markup=False)
+    is_at_work = any(phase["state"] in AT_WORK for phase in description["phases"])
     for found in description["results"]:
-        if found["why"]:
+        if found["why"] and not is_at_work:
             console.print(f"{found['again'] or 'refused'}: {found['why']}", markup=False)
     if home := description["bytes"].get("home"):
         console.print(f"size of the home: {decimal(home)}", markup=False)

@@ -185,7 +185,7 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
             " → ".join(map(wording.rate, phase["learning_rate"])),
             wording.decimal(phase["final_loss"], places=3),
             wording.decimal(phase["bits_per_byte"], places=3),
-            phase["standing"] or "not reached",
+            phase["standing"] or phase["state"],
         )
     print_table(console, table)
     print_words(console, f"{summary['told']}.")

@@ -16,12 +16,13 @@ from prefect.runtime import flow_run as current
 from prefect.states import Scheduled
 from prefect.utilities.asyncutils import run_coro_as_sync
 
-from phasewise.flows.prefect.flow_decorator import Ended, set_state
+from phasewise.flows.prefect.flow_decorator import Ended, at_stage, set_state
 from phasewise.flows.prefect.missed_schedules import LOOK_AGAIN, WAITING, due_or_waiting
 from phasewise.flows.recipes.phase import GATES, Phase
 from phasewise.flows.resolved import Resolved, resolve_phase
 from phasewise.flows.status.retraining import ParentNotDone, check_verdicts
 from phasewise.tasks.home import Home
+from phasewise.tasks.phase_state import State as PhaseState
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.decision import decision_path
 from phasewise.trainer.base.errors import PhasewiseError
@@ -44,6 +45,7 @@ def or_wait(check: Callable[[Resolved, Phase], Any], resolved: Resolved, phase: 
         if deployment.id is None or current.parent_flow_run_id is not None:
             raise
         say(f"{phase.name}: waits for {why.parent}: {why.why}")
+        at_stage(resolved, phase, PhaseState.WAITS_FOR_PARENT, why=why.why)
         context = FlowRunContext.get()
         started = context.flow_run.start_time if context and context.flow_run else None
         raise Ended(set_state(waiting_state(phase.name, why, started or datetime.now(UTC))), why) from None

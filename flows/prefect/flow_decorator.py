@@ -29,9 +29,11 @@ from phasewise.flows.prefect.missed_schedules import MISSED_MESSAGE, is_missed, 
 from phasewise.flows.prefect.server import TAG
 from phasewise.flows.prefect.stale_runs import stay_present
 from phasewise.flows.recipes.assignments import setting
-from phasewise.flows.resolved import resolving_once
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.resolved import Resolved, resolving_once
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import Holder
+from phasewise.tasks.phase_state import State as PhaseState
 from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones, say
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, refused_by_system
 
@@ -166,6 +168,11 @@ def this_run() -> str:
     """Describe this flow run to other processes that find the home in use."""
     name: Any = current.name
     return f"the flow run '{name}'"
+
+
+def at_stage(resolved: Resolved, phase: Phase, state: PhaseState, *, why: str = "") -> None:
+    """Write the stage of a phase with the id of this flow run."""
+    resolved.enter_stage(phase, state, why=why, flow_run=str(current.id or ""))
 
 
 def set_state(state: State) -> State:

@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 from phasewise.flows.site.address import GATES, Gate, Links, PhaseAddress
 from phasewise.flows.site.outcome import bits_per_byte, differences_of, files_of, measured_rows, plan_of, scores_of
 from phasewise.flows.site.shelf import PhaseFiles, Set, known
-from phasewise.flows.site.site import Site, State, in_words
+from phasewise.flows.site.site import ShownState, Site, in_words
 from phasewise.flows.site.tables import Asked, tables_of
 from phasewise.flows.site.training import events_of, pair_of_curves, roll_backs_of, training_of
 from phasewise.flows.status.summary import reported_by_the_record
+from phasewise.tasks.phase_state import State
 from phasewise.tasks.report.charts import Node, tree
 from phasewise.tasks.report.html import GATE_WORDS
 from phasewise.trainer.base.errors import ConfigError
@@ -22,10 +23,10 @@ POLL_SECONDS, QUIET_POLL_SECONDS = 2, 30
 def home_page(site: Site, links: Links) -> str:
     """Render the recipes of the home with the states of their phases, then the other recipes."""
     sets = site.shelf.sets()
-    cards: list[tuple[Set, dict[str, State], str, str]] = []
+    cards: list[tuple[Set, dict[str, ShownState], str, str]] = []
     for found in sets:
         if found.in_home:
-            states = {files.address.phase: site.state(found, files) for files in site.shelf.phases(found)}
+            states = site.states(found, site.shelf.phases(found))
             cards.append((found, states, in_words(states.values()), site.holds(found)))
     return site.render("home.html", links, cards=cards, others=[found for found in sets if not found.in_home], problems=site.shelf.problems)
 
@@ -33,9 +34,9 @@ def home_page(site: Site, links: Links) -> str:
 def recipe_page(site: Site, links: Links, found: Set) -> str:
     """Render a recipe: a tree, and a row per phase."""
     phases = site.shelf.phases(found)
-    states = {files.address.phase: site.state(found, files) for files in phases}
-    begun = [files for files in phases if not (files.phase and files.phase.branch) or states[files.address.phase].word != "not begun"]
-    worst: tuple[PhaseFiles, State, Gate | None] | None = None
+    states = site.states(found, phases)
+    begun = [files for files in phases if not (files.phase and files.phase.branch) or states[files.address.phase].word != State.NOT_STARTED]
+    worst: tuple[PhaseFiles, ShownState, Gate | None] | None = None
     for files in phases:
         if (state := states[files.address.phase]).kind == "failed":
             worst = files, state, next((gate for gate, _ in files.judged if not files.rulings[gate].lets_go_on), None)
@@ -64,6 +65,7 @@ def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
     phase = files.address.phase
     described = site.plan(found, phase)
     parent = site.shelf.phase(found, files.parent) if files.parent else None
+    state = site.state(found, files)
     verdicts: dict[Gate, dict[str, Any]] = {}
     for gate in GATES:
         verdict = files.verdicts.get(gate)
@@ -77,11 +79,11 @@ def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
         links,
         found=found,
         files=files,
-        state=site.state(found, files),
+        state=state,
         holds=site.holds(found),
         plan=plan_of(files, described),
         described=described,
-        training=training_of(site, files),
+        training=training_of(site, files, state),
         events=events_of(files),
         roll_backs=roll_backs_of(files),
         verdicts=verdicts,
@@ -96,12 +98,12 @@ def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
 
 def live(site: Site, links: Links, found: Set, files: PhaseFiles) -> dict[str, Any]:
     """Return the changing parts of a phase's page: numbers for scripts, and HTML for the browser."""
-    training = training_of(site, files)
     state = site.state(found, files)
+    training = training_of(site, files, state)
     return {
         "phase": str(files.address),
         "state": state.word,
-        "is_alive": bool(training and training.is_alive),
+        "is_alive": state.kind == "active",
         "step": training.step if training else None,
         "stop_step": files.stop_step,
         "loss": training.loss if training else None,
@@ -120,7 +122,7 @@ def verdict_page(site: Site, links: Links, found: Set, files: PhaseFiles, gate: 
     if not isinstance(verdict, Verdict):
         return site.render("no_verdict.html", links, found=found, files=files, gate=gate, problem=verdict)
     folder, failures = files.evidence(gate), failures_of(verdict)
-    record = site.record(found, files.address.phase)
+    record = site.record(found, files)
     return site.render(
         "verdict.html",
         links,
@@ -216,7 +218,7 @@ def find_phase(site: Site, address: PhaseAddress) -> tuple[Set, PhaseFiles]:
     return found, files
 
 
-def _tree(links: Links, phases: list[PhaseFiles], states: dict[str, State]) -> Any:
+def _tree(links: Links, phases: list[PhaseFiles], states: dict[str, ShownState]) -> Any:
     nodes: list[Node] = []
     for files in phases:
         state = states[files.address.phase]

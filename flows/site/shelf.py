@@ -1,6 +1,7 @@
 """The recipes of a home, their phases, and the parsed files of each phase. Files are parsed again only when they change."""
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.site.address import GATES, NAME, SCALES, Gate, PhaseAddress
 from phasewise.tasks.home import Home
+from phasewise.tasks.phase_state import Work, read_stage, read_work
 from phasewise.trainer.base.decision import Decisions, Ruling, decision_path, ruling_of
 from phasewise.trainer.base.errors import PhasewiseError, VerdictError
 from phasewise.trainer.base.identity import NotAsWritten, read_sealed
@@ -23,8 +25,8 @@ from phasewise.validations.verdict import Verdict, read_verdict
 
 T = TypeVar("T")
 QUESTION = "recovery"
-ALIVE_SECONDS = 120.0
-"""A run counts as active for this time after its last metrics or heartbeat."""
+STORE_SECONDS = 10.0
+"""The page asks a store at most this often for the work on a phase."""
 MAX_KEPT = 4000
 
 
@@ -123,14 +125,16 @@ class PhaseFiles:
     superseded: tuple[str, ...]
     damaged: tuple[str, ...]
     last_sign: float | None
+    work: Work
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """The reasons that files of the phase cannot be parsed."""
+        return (*self.damaged, *(str(one) for one in self.verdicts.values() if isinstance(one, Damaged)))
 
     def evidence(self, gate: Gate) -> Path:
         """Folder of a verdict's evidence."""
         return self.home.verdict(self.address.run_name, self.address.phase, gate).with_suffix("")
-
-    def is_alive(self, now: float) -> bool:
-        """Return whether recent files show an active training."""
-        return not self.result and self.last_sign is not None and now - self.last_sign < ALIVE_SECONDS
 
 
 class Shelf:
@@ -146,6 +150,7 @@ class Shelf:
             except PhasewiseError as error:
                 self.problems.append(str(error))
         self._recipes: dict[tuple[str, str], Recipe | None] = {}
+        self._works: dict[tuple[str, str], tuple[float, Work]] = {}
 
     def sets(self) -> list[Set]:
         """Return the recipes of the home, then all other recipes at each of their scales."""
@@ -189,14 +194,29 @@ class Shelf:
     def phases(self, found: Set, only: str | None = None) -> list[PhaseFiles]:
         """Return the files of all phases, or of the phase `only`."""
         folders = sorted(path.name for path in _entries(self.home.work / "runs" / found.run_name))
-        return [self._read(found, name, folders) for name in self.phase_names(found) if only in (None, name)]
+        return [self._at_rest(found, name, folders) for name in self.phase_names(found) if only in (None, name)]
 
     def _in_home(self) -> set[tuple[str, str]]:
         names = {path.name for kind in ("runs", "verdicts") for path in _entries(self.home.work / kind)}
         parts = (name.rpartition("-") for name in names)
         return {(recipe, scale) for recipe, _, scale in parts if scale in SCALES and NAME.fullmatch(recipe)}
 
-    def _read(self, found: Set, name: str, folders: Sequence[str]) -> PhaseFiles:
+    def _at_rest(self, found: Set, name: str, folders: Sequence[str]) -> PhaseFiles:
+        """Read a phase again if its process enters another stage meanwhile: then the files are of the stage."""
+        while True:
+            files = self._read(found, name, folders, self._work(found, name))
+            if not self.home.is_local or read_stage(self.home, found.run_name, name) == files.work.stage:
+                return files
+
+    def _work(self, found: Set, name: str) -> Work:
+        now = time.monotonic()
+        at, work = self._works.get((found.run_name, name), (now, None))
+        if work is None or self.home.is_local or now - at > STORE_SECONDS:
+            at, work = now, read_work(self.home, found.run_name, name)
+            self._works[found.run_name, name] = at, work
+        return work
+
+    def _read(self, found: Set, name: str, folders: Sequence[str], work: Work) -> PhaseFiles:
         folder = RunFolder(self.home.run(found.run_name, name))
         paths: dict[str, Path] = {gate: self.home.verdict(found.run_name, name, gate) for gate in GATES}
         verdicts: dict[str, Verdict | Damaged] = {}
@@ -248,6 +268,7 @@ class Shelf:
             superseded=tuple(one for one in folders if one.startswith(f"{name}{SUPERSEDED}")),
             damaged=tuple(str(one) for one in (*parts, *read) if isinstance(one, Damaged)),
             last_sign=max(times, default=None),
+            work=work,
         )
 
 

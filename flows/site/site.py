@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +12,12 @@ from phasewise.flows.resolved import resolve, resolving_once
 from phasewise.flows.show.describe import describe_phase, describe_recipe
 from phasewise.flows.site.address import GATES, Links
 from phasewise.flows.site.metrics import Metrics
-from phasewise.flows.site.shelf import Damaged, PhaseFiles, Set, Shelf
-from phasewise.flows.status.phase_status import PhaseRecord, read_record
+from phasewise.flows.site.shelf import PhaseFiles, Set, Shelf
+from phasewise.flows.status.phase_status import PhaseRecord, read_at_rest
+from phasewise.tasks.phase_state import AT_WORK, JUDGED, PhaseState, Stage, State, settle, state_now
 from phasewise.tasks.report.charts import cut
 from phasewise.tasks.report.html import CHECKING, GATE_WORDS, environment
-from phasewise.trainer.base.decision import Ruling
-from phasewise.trainer.base.wording import plural
+from phasewise.trainer.base.wording import moment, plural
 from phasewise.validations.failures import failures_of
 from phasewise.validations.outcomes import sum_counts
 from phasewise.validations.verdict import Verdict
@@ -29,12 +30,21 @@ UNKNOWN = (
 RECHECK_SECONDS = 10.0
 
 
+KINDS: dict[State, Kind] = {
+    **dict.fromkeys(State, "waiting"),
+    **dict.fromkeys(AT_WORK, "active"),
+    **dict.fromkeys((State.WAITS_FOR_PERSON, State.INTERRUPTED, State.OUTDATED), "warned"),
+    State.DONE: "passed",
+    State.REFUSED: "failed",
+}
+
+
 @dataclass(frozen=True)
-class State:
-    """The state of a phase. `since`: changes after an outdated verdict."""
+class ShownState:
+    """The state of a phase on its page. `since`: a decision of a person, an earlier refusal, or the start of the stage."""
 
     kind: Kind
-    word: str
+    word: State
     why: str = ""
     since: str = ""
 
@@ -44,69 +54,64 @@ class State:
         return MARKS[self.kind]
 
 
-def state_of(files: PhaseFiles, record: PhaseRecord | None, *, now: float | None = None) -> State:
-    """Return the state by the files. A record with outdated results overrides the state of finished phases."""
-    for gate, verdict in files.judged:
-        ruling = files.rulings[gate]
-        if verdict.passes and ruling.lets_go_on:
-            continue
-        failures = failures_of(verdict)
-        says = "warns" if verdict.passes else "fails"
-        why = f"the verdict on its {GATE_WORDS[gate]} {says}: {failures[0].worst.what if failures else 'it gives no reason'}"
-        if record and verdict not in record.verdicts:
-            return State("failed", "refused, out of date", why, f"Since then: {'; '.join(record.lacks)}.")
-        return _ruled(ruling, why) or State("failed", "refused", why)
-    if not files.result and files.asked is not None and isinstance(files.question, Verdict) and files.asked.state in ("waits", "rejected"):
-        reasons = files.question.reasons
-        if asked := _ruled(files.asked, f"its training: {reasons[0].what if reasons else 'it gives no reason'}"):
-            return asked
-    if record and record.state not in ("done", "refused", "not reached"):
-        return State("warned", record.state, "; ".join(record.lacks))
-    if files.is_alive(time.time() if now is None else now):
-        return State("active", "training")
-    unread = [str(one) for one in files.verdicts.values() if isinstance(one, Damaged)]
-    if files.damaged or unread:
-        return State("failed", "damaged", "; ".join((*files.damaged, *unread)))
-    by_files = State("waiting", "data judged", "not yet trained") if "data" in dict(files.judged) else State("waiting", "not begun")
+def state_of(files: PhaseFiles, record: PhaseRecord | None, *, parent: tuple[str, State] | None = None) -> ShownState:
+    """Return the state of a phase with the work that `files` name. The results are those of `record`, or without it those of the files.
+
+    `parent`: the parent's name and state, if the phase has a parent.
+    """
+    settled, decided = _settle(files)
+    if record and (record.state != settled.state or record.state not in JUDGED):
+        decided = f"Its verdict was: {settled.why}" if settled.state == State.REFUSED else ""
+        settled = record.settled
+    home, address = files.home, files.address
+    now = state_now(home, address.run_name, address.phase, settled, work=files.work, parent=parent)
+    kind = KINDS[now.state]
+    if now.state == State.DONE and now.why:
+        kind = "warned"
+    elif now.state == State.OUTDATED and files.unreadable:
+        kind = "failed"
+    since = decided if now.state == settled.state and decided else f"Since {moment(now.since)}." if now.since else ""
+    return ShownState(kind, now.state, now.words.partition(": ")[2], since)
+
+
+def _settle(files: PhaseFiles) -> tuple[PhaseState, str]:
+    """Return the state by the files alone, and the decision of a person as text."""
+    stopped, whys, decided = None, list[str](), ""
+    asked = [(gate, files.rulings[gate], verdict, f"the verdict on its {GATE_WORDS[gate]}") for gate, verdict in files.judged]
+    if not files.result and files.asked and isinstance(files.question, Verdict):
+        asked.append(("health", files.asked, files.question, "its training"))
+    for _, ruling, verdict, name in asked:
+        if ruling.decision or ruling.void:
+            who = ruling.decision
+            decided = f"{who.words.partition(' ')[0]} by {cut(who.who, 80)}: {cut(who.reason, 300)}" if who else cut(ruling.void, 300)
+        if not ruling.lets_go_on:
+            failures = failures_of(verdict)
+            stopped = stopped or (State.WAITS_FOR_PERSON if ruling.state == "waits" else State.REFUSED)
+            whys.append(f"{name}: {failures[0].worst.what if failures else 'it gives no reason'}")
     missing = [GATE_WORDS[gate] for gate in GATES if gate not in dict(files.judged)]
-    if files.result and files.evaluation and not missing:
+    is_complete = bool(files.result and files.evaluation and not missing)
+    if stopped is None and files.unreadable:
+        whys = list(files.unreadable)
+    elif stopped is None and is_complete:
         warned = sum_counts(verdict.counts for _, verdict in files.judged).warned
-        by_files = State("warned", f"done, {plural(warned, 'warning')}") if warned else State("passed", "done")
-    elif files.result:
-        by_files = State("waiting", "trained", f"not judged yet: {', '.join(missing)}" if missing else "not evaluated yet")
-    elif files.run:
-        by_files = State("warned", "half trained", "no sign of life for some time. A restart resumes from the last checkpoint.")
-    if record and record.state != "done" and by_files.word not in ("not begun", "half trained"):
-        return State("warned", "out of date" if by_files.word.startswith("done") else by_files.word, "; ".join(record.lacks))
-    return by_files
+        whys = [plural(warned, "warning")] if warned else ["a person approved it"] if decided else []
+    elif stopped is None and files.result:
+        whys = [f"not judged yet: {', '.join(missing)}" if missing else "not evaluated yet"]
+    state = settle(stopped, is_complete=is_complete and not files.unreadable, is_outdated=bool(files.unreadable), is_begun=bool(files.run))
+    return PhaseState(state=state, why="; ".join(whys), stop_step=files.stop_step), decided
 
 
-def _ruled(ruling: Ruling, why: str) -> State | None:
-    """Return the state after or before a decision of a person, or None if no person decides."""
-    decided = ruling.decision
-    text = f"{cut(decided.who, 80)}: {cut(decided.reason, 300)}" if decided else cut(ruling.void, 300)
-    words: dict[str, tuple[Kind, str]] = {
-        "approved": ("warned", "let pass by a person"),
-        "waits": ("warned", "waits for a person"),
-        "rejected": ("failed", "rejected by a person"),
-    }
-    return State(*words[ruling.state], why, text) if ruling.state in words else None
-
-
-def in_words(states: Iterable[State]) -> str:
-    """Count the phases in each state: `1 refused, 2 done, 3 not begun`."""
-    counts: dict[str, int] = {}
-    for state in states:
-        word = state.word.partition(",")[0]
-        counts[word] = counts.get(word, 0) + 1
+def in_words(states: Iterable[ShownState]) -> str:
+    """Count the phases in each state: `1 refused, 2 done, 3 not started`."""
+    counts = Counter(state.word for state in states)
     return ", ".join(f"{count:,} {word}" for word, count in counts.items())
 
 
 class Checked(NamedTuple):
-    """A check of a recipe at a Unix time: phase → record, or the problem that stopped the check."""
+    """A check of a recipe at a Unix time: phase → record with the stage at that time, or the problem that stopped the check."""
 
     at: float
-    records: dict[str, PhaseRecord]
+    records: dict[str, tuple[PhaseRecord, Stage | None]]
     problem: str = ""
 
 
@@ -114,14 +119,15 @@ def check(shelf: Shelf, found: Set) -> Checked:
     """Check all phases of the main line, and the branches in the home."""
     here = {name for name in shelf.phase_names(found) if shelf.home.run(found.run_name, name).exists()}
     branches = [phase.name for phase in found.recipe.phases if phase.branch and phase.name in here] if found.recipe else []
-    records: dict[str, PhaseRecord] = {}
+    records: dict[str, tuple[PhaseRecord, Stage | None]] = {}
     try:
         with resolving_once():
             for name in [found.target, *(f"{found.target}/{branch}" for branch in branches)]:
                 resolved, _ = resolve(name, found.scale, str(shelf.home.root), reads_only=True)  # pyright: ignore[reportArgumentType]  # one of SCALES
                 for phase in resolved.recipe.phases:
                     if phase.name not in records:
-                        records[phase.name] = read_record(resolved, phase)
+                        record, work = read_at_rest(resolved, phase)
+                        records[phase.name] = record, work.stage
     except Exception as error:  # a home may have any content, and the thread must survive
         return Checked(time.time(), records, str(error) or type(error).__name__)
     return Checked(time.time(), records)
@@ -178,14 +184,28 @@ class Site:
         root = self.shelf.home.work
         return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
 
-    def record(self, found: Set, phase: str) -> PhaseRecord | None:
-        """Return the last record of a phase, or None before the first check."""
+    def record(self, found: Set, files: PhaseFiles) -> PhaseRecord | None:
+        """Return the last record of a phase, or None before the first check, and after a new stage or decision."""
         checked = self.latest_check(found)
-        return checked.records.get(phase) if checked else None
+        record, stage = checked.records.get(files.address.phase, (None, None)) if checked else (None, None)
+        if record is None or stage != files.work.stage:
+            return None
+        current = [files.rulings[gate].state for gate, verdict in files.judged if verdict in record.verdicts]
+        return record if current == [ruling.state for ruling in record.rulings] else None
 
-    def state(self, found: Set, files: PhaseFiles) -> State:
+    def state(self, found: Set, files: PhaseFiles) -> ShownState:
         """Return the state of a phase."""
-        return state_of(files, self.record(found, files.address.phase))
+        before = self.shelf.phase(found, files.parent) if files.parent else None
+        parent = (before.address.phase, self.state(found, before).word) if before else None
+        return state_of(files, self.record(found, files), parent=parent)
+
+    def states(self, found: Set, phases: Iterable[PhaseFiles]) -> dict[str, ShownState]:
+        """Return the states of phases, with parents before their children."""
+        states: dict[str, ShownState] = {}
+        for files in phases:
+            parent = (files.parent, states[files.parent].word) if files.parent in states else None
+            states[files.address.phase] = state_of(files, self.record(found, files), parent=parent)
+        return states
 
     def holds(self, found: Set) -> str:
         """Return a note on unchecked states, or an empty string."""

@@ -11,7 +11,8 @@ from pydantic import TypeAdapter
 
 from phasewise.flows.site.metrics import Curves
 from phasewise.flows.site.shelf import PhaseFiles
-from phasewise.flows.site.site import Site
+from phasewise.flows.site.site import ShownState, Site
+from phasewise.tasks.phase_state import State
 from phasewise.tasks.report.charts import Figure, Line, curve, thinned
 from phasewise.tasks.report.sections import Tile
 from phasewise.tasks.training.time_breakdown import read_time_breakdown
@@ -50,18 +51,17 @@ class Training:
     figures: tuple[Figure, ...]
     notes: tuple[str, ...]
     share: float | None
-    is_alive: bool
     step: int
     loss: float | None
 
 
-def training_of(site: Site, files: PhaseFiles) -> Training | None:
+def training_of(site: Site, files: PhaseFiles, state: ShownState) -> Training | None:
     """Return None before the first step."""
     curves = site.metrics.read(RunFolder(files.folder).metrics, seconds=site.reads_within)
     if curves is None or not len(curves.steps):
         return None
     now = time.time()
-    is_alive, step = files.is_alive(now), int(curves.last.get("step", curves.steps[-1]))
+    is_alive, step = state.word == State.TRAINING, int(curves.last.get("step", curves.steps[-1]))
     figures: list[Figure | None] = []
     for column, title, unit in SHOWN:
         lines = [Line("training" if column == "loss" else title.lower(), thinned(curves.steps, curves.columns[column]))]
@@ -77,7 +77,6 @@ def training_of(site: Site, files: PhaseFiles) -> Training | None:
         figures=tuple(figure for figure in figures if figure),
         notes=tuple(_notes(curves)),
         share=share,
-        is_alive=is_alive,
         step=step,
         loss=curves.last.get("loss"),
     )

@@ -1,6 +1,6 @@
 """The status of a recipe's phases, read from the files of the home."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +12,10 @@ from phasewise.flows.resolved import Resolved
 from phasewise.flows.status.verdict_inputs import decided_by
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.evaluation.phase_evaluation import evaluation_key, finished_evaluation
+from phasewise.tasks.phase_state import PhaseState, State, Work, read_work, settle, state_now
 from phasewise.tasks.site import gate_address
 from phasewise.tasks.training.pretrained import folder_of, read_import
-from phasewise.tasks.training.run_identity import damage_of_finished, differences, finished_result, has_result_of, is_begun
+from phasewise.tasks.training.run_identity import damage_of_finished, differences, finished_result, has_result_of, is_begun, last_saved_step
 from phasewise.trainer.base.decision import Ruling, read_decisions, ruling_at, ruling_of
 from phasewise.trainer.base.errors import (
     CheckpointError,
@@ -99,7 +100,6 @@ def why_not(verdict: Verdict, ruling: Ruling, path: str | Path) -> str:
     return f"fails: {worst}"
 
 
-State = Literal["done", "refused", "waits for a person", "not reached"]
 Again = Literal["prepare", "judge", "train", "evaluate", "report"]
 
 
@@ -128,6 +128,8 @@ class PhaseRecord:
         findings: all checked results, in the order of their making. Results after an outdated one are not checked.
         decisions: rulings on the verdicts, with the decisions of people. None without decisions.
         asked: the ruling on a question of the training that stops it.
+        is_outdated: a result exists and is not current.
+        is_begun: the training began, or a later result exists.
     """
 
     phase: Phase
@@ -140,6 +142,8 @@ class PhaseRecord:
     findings: tuple[Finding, ...] = ()
     decisions: tuple[Ruling, ...] | None = None
     asked: Ruling | None = None
+    is_outdated: bool = False
+    is_begun: bool = False
 
     @property
     def rulings(self) -> tuple[Ruling, ...]:
@@ -160,21 +164,51 @@ class PhaseRecord:
 
     @property
     def state(self) -> State:
-        """`done`: trained on judged data, with passed gates. `refused`: a verdict fails, or a person rejected it.
+        """The state by the results. `done`: trained on judged data, with passed gates. `refused`: a verdict fails, or a person rejected it.
 
         A diverged run never waits for a person, because it has no checkpoint for the next phase.
         """
+        stopped_by: State | None = None
         asked = (self.asked,) if self.asked else ()
         stopped = [ruling.state for ruling in (*self.rulings, *asked) if not ruling.lets_go_on]
         if stopped:
             is_over = self.health_verdict is not None and self.result is None and self.asked is None
-            return "waits for a person" if set(stopped) == {"waits"} and not is_over else "refused"
-        return "done" if self.result and self.evaluation and len(self.verdicts) == 3 else "not reached"
+            stopped_by = State.WAITS_FOR_PERSON if set(stopped) == {"waits"} and not is_over else State.REFUSED
+        is_complete = bool(self.result and self.evaluation and len(self.verdicts) == 3)
+        return settle(stopped_by, is_complete=is_complete, is_outdated=self.is_outdated, is_begun=self.is_begun)
+
+    @property
+    def settled(self) -> PhaseState:
+        """The state by the results, with the reasons."""
+        return PhaseState(state=self.state, why="; ".join(self.lacks), stop_step=self.phase.stop_step)
 
 
 def read_records(resolved: Resolved) -> list[PhaseRecord]:
     """The records of all phases, in order."""
     return [read_record(resolved, phase) for phase in resolved.recipe.phases]
+
+
+def read_states(resolved: Resolved, phases: Iterable[Phase]) -> list[tuple[PhaseRecord, PhaseState]]:
+    """The records of phases with their states, parents first. A phase whose process enters another stage meanwhile is read again."""
+    home, run_name, states = resolved.home, resolved.recipe.run_name, dict[str, State]()
+    found: list[tuple[PhaseRecord, PhaseState]] = []
+    for phase in phases:
+        record, work = read_at_rest(resolved, phase)
+        parent = (phase.parent, states[phase.parent]) if phase.parent in states else None
+        state = state_now(home, run_name, phase.name, record.settled, work=work, parent=parent)
+        states[phase.name] = state.state
+        found.append((record, state))
+    return found
+
+
+def read_at_rest(resolved: Resolved, phase: Phase) -> tuple[PhaseRecord, Work]:
+    """The record of a phase with the work on it, both of the same moment."""
+    home, run_name, before = resolved.home, resolved.recipe.run_name, None
+    while True:
+        work = read_work(home, run_name, phase.name)
+        if before is not None and before[1].stage == work.stage:
+            return before[0], work
+        before = read_record(resolved, phase), work
 
 
 def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
@@ -183,7 +217,9 @@ def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
     try:
         run = resolved.run(phase)
     except (TrainingError, CheckpointError) as error:
-        return PhaseRecord(phase, None, None, None, None, None, None, (Finding(what="start", holds=False, again="train", why=str(error)),))
+        start = Finding(what="start", holds=False, again="train", why=str(error))
+        had = read_result(home.run(recipe.run_name, phase.name)) is not None
+        return PhaseRecord(phase, None, None, None, None, None, None, (start,), is_outdated=had)
     found = Findings(accepted_in(phase.name, recipe.accepts), recipe.asks_people_in(phase))
     caches = [plan.components[name] for name in phase.components]
     are_built = all(one.train.is_built and one.held_out.is_built for one in caches)
@@ -196,22 +232,27 @@ def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
         digests = {name: read_manifest(folder).digest for name, folder in run.caches.items()}
     data_verdict = found.verdict("data", as_path(run.verdict), digests, phase.gates.data, rests_on)
     result = finished_result(run, plan, resolved.digests)
-    found.add("training", result is not None, "train", "" if result else why_not_trained(run, resolved.digests))
+    folder = RunFolder(run.output)
+    found.add("training", result is not None, "train", "" if result else why_not_trained(run, resolved.digests), had=folder.result.exists())
     if not result and is_begun(run, plan):
-        found.question(RunFolder(home.run(recipe.run_name, phase.name)).question)
+        found.question(folder.question)
     health_verdict = evaluation = model_verdict = None
-    metrics, health = RunFolder(run.output).metrics, home.verdict(recipe.run_name, phase.name, "health")
+    metrics, health = folder.metrics, home.verdict(recipe.run_name, phase.name, "health")
     if result or (is_begun(run, plan) and health.exists() and metrics.exists()):  # a diverged run has a verdict on its training
         health_verdict = found.verdict("training", health, {METRICS_NAME: digest_of_file(metrics)}, phase.gates.health)
     if result:
         with suppress(PhasewiseError):
             evaluation = finished_evaluation(run, evaluation_key(run, result["params_digest"], plan, phase.evaluation.measured))
-        found.add("evaluation", evaluation is not None, "evaluate", "the evaluation of its last checkpoint is missing or out of date")
+        had = folder.evaluation.exists()
+        why = f"the evaluation of its last checkpoint is {'out of date' if had else 'missing'}"
+        found.add("evaluation", evaluation is not None, "evaluate", why, had=had)
     if evaluation:
         judged = judged_by_gate(evaluation, parent_evaluation(resolved, phase))
         model_verdict = found.verdict("model", home.verdict(recipe.run_name, phase.name, "model"), judged, phase.gates.model)
     judged_so_far = (data_verdict, health_verdict, result, evaluation, model_verdict)
-    return PhaseRecord(phase, run, *judged_so_far, tuple(found.all), tuple(found.rulings), found.asked)
+    has_run = folder.run_file.exists()
+    is_outdated = found.is_outdated or (has_run and not are_built)
+    return PhaseRecord(phase, run, *judged_so_far, tuple(found.all), tuple(found.rulings), found.asked, is_outdated, is_begun=has_run)
 
 
 def why_not_trained(run: RunConfig, digests: KnownDigests) -> str:
@@ -222,7 +263,8 @@ def why_not_trained(run: RunConfig, digests: KnownDigests) -> str:
         return f"it was trained with other settings: {name_some(found, 3, '; ')}"
     if read_result(as_path(run.output)) and (damage := damage_of_finished(run, digests)):
         return f"its last checkpoint {damage}"
-    return "it is not trained to its end"
+    saved = last_saved_step(run)
+    return f"it is trained to step {saved:,} of {run.stop_step:,}" if saved is not None else "it is not trained"
 
 
 @dataclass
@@ -234,9 +276,11 @@ class Findings:
     all: list[Finding] = field(default_factory=list)
     rulings: list[Ruling] = field(default_factory=list)
     asked: Ruling | None = None
+    is_outdated: bool = False
 
-    def add(self, what: str, holds: bool, again: Again, why: str) -> None:
-        """Add a result other than a verdict."""
+    def add(self, what: str, holds: bool, again: Again, why: str, *, had: bool = False) -> None:
+        """Add a result other than a verdict. `had`: the result exists."""
+        self.is_outdated |= had and not holds
         self.all.append(Finding(what=what, holds=holds, again=None if holds else again, why="" if holds else why))
 
     def verdict(
@@ -251,10 +295,10 @@ class Findings:
             verdict = read_verdict(path)
             ruling = ruling_at(path)
         except VerdictError as error:
-            self.add(name, False, "judge", str(error))
+            self.add(name, False, "judge", str(error), had=True)
             return None
         if why := self._why_out_of_date(verdict, judged, rests_on or {}, limits):
-            self.add(name, False, "judge", f"the {name} is out of date: {why}")
+            self.add(name, False, "judge", f"the {name} is out of date: {why}", had=True)
             return None
         why = "" if ruling.lets_go_on else f"the {name} {why_not(verdict, ruling, path)}"
         self.all.append(Finding(what=name, holds=True, again=None, why=why, decided=ruling.decision.words if ruling.decision else ""))

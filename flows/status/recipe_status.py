@@ -10,6 +10,7 @@ from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.resolved import Resolved
 from phasewise.flows.status.phase_status import Finding, PhaseRecord, read_record
 from phasewise.tasks.evaluation.ngram_baselines import baselines_path, read_baselines
+from phasewise.tasks.phase_state import JUDGED, State
 from phasewise.tasks.training.execution import execution_summary
 from phasewise.tasks.training.run_identity import read_run
 from phasewise.trainer.base.errors import CheckpointError, PhasewiseError
@@ -22,22 +23,22 @@ from phasewise.trainer.skipped_steps import read_roll_backs
 def status_of(records: Sequence[PhaseRecord]) -> Literal["passed", "stopped", "unfinished"]:
     """The status of all phases together. An untrained phase stops nothing."""
     states = {record.state for record in records}
-    if states <= {"done"}:
+    if states <= {State.DONE}:
         return "passed"
-    return "stopped" if states & {"refused", "waits for a person"} else "unfinished"
+    return "stopped" if states & {State.REFUSED, State.WAITS_FOR_PERSON} else "unfinished"
 
 
 def headline(records: Sequence[PhaseRecord]) -> str:
     """The status of all phases in a sentence."""
-    done = [record for record in records if record.state == "done"]
+    done = [record for record in records if record.state == State.DONE]
     if len(done) == len(records):
         every = {1: "The phase", 2: "Both phases"}.get(len(records), f"All {len(records)} phases")
         return f"{every} trained on judged data and passed {'its gate' if len(records) == 1 else 'their gates'}."
-    if waiting := [record.phase.name for record in records if record.state == "waits for a person"]:
+    if waiting := [record.phase.name for record in records if record.state == State.WAITS_FOR_PERSON]:
         return f"{len(done)} of {len(records)} phases passed; waiting for a person: {', '.join(waiting)}."
-    if refused := [record.phase.name for record in records if record.state == "refused"]:
+    if refused := [record.phase.name for record in records if record.state == State.REFUSED]:
         return f"{len(done)} of {len(records)} phases passed; refused: {', '.join(refused)}."
-    return f"{len(done)} of {len(records)} phases are done; next is {next(one.phase.name for one in records if one.state != 'done')}."
+    return f"{len(done)} of {len(records)} phases are done; next is {next(one.phase.name for one in records if one.state != State.DONE)}."
 
 
 KEYS_NAME = "keys.json"
@@ -71,7 +72,8 @@ def is_done(resolved: Resolved, phases: Iterable[Phase]) -> bool:
     except PhasewiseError:
         return False
     records = [read_record(resolved, phase) for phase in phases]
-    return is_built and all(record.state == "done" for record in records) and all(one.holds for one in find_of_recipe(resolved, records))
+    are_done = is_built and all(record.state == State.DONE for record in records)
+    return are_done and all(one.holds for one in find_of_recipe(resolved, records))
 
 
 def find_of_recipe(resolved: Resolved, records: Sequence[PhaseRecord]) -> tuple[Finding, ...]:
@@ -122,7 +124,7 @@ def _keys(resolved: Resolved, records: Iterable[PhaseRecord]) -> dict[str, str]:
             {name: value for name, value in (one or {}).items() if name != "checkpoint"} for one in (record.result, record.evaluation)
         ]
         shown = [
-            record.state,
+            record.state if record.state in JUDGED else None,  # an unfinished phase changes the report only by its results
             *(finding.decided for finding in record.findings if finding.decided),
             record.phase.model_dump(mode="json", exclude={"instrumentation", "execution", "discrepancies", "notes"}),
             [verdict.model_dump(mode="json", exclude={"evidence"}) for verdict in record.verdicts],

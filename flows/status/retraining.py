@@ -7,6 +7,7 @@ from phasewise.flows.recipes.phase import GATES, Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved, resolve_phase
 from phasewise.flows.status.phase_status import read_record, why_not
+from phasewise.tasks.phase_state import State
 from phasewise.tasks.training.run_identity import (
     differences,
     extend_run,
@@ -96,7 +97,7 @@ def check_ancestors_hold(resolved: Resolved, phase: Phase, before: tuple[Phase, 
     """Check that these ancestors, by default all, are done with the current plan. Raises ParentNotDone."""
     for ancestor in resolved.recipe.ancestors(phase) if before is None else before:
         record = read_record(resolved, ancestor)
-        if record.state != "done":
+        if record.state != State.DONE:
             raise _not_done(resolved, phase, ancestor, record.lacks[0])
 
 

@@ -17,6 +17,7 @@ from phasewise.flows.show.words import bias_in_words, rows_in_words
 from phasewise.flows.status.phase_status import PhaseRecord, read_records
 from phasewise.flows.status.recipe_status import PACKAGES, computed_of, headline, report_path, seal_report, status_of
 from phasewise.tasks.evaluation.ngram_baselines import baselines_path, read_baselines
+from phasewise.tasks.phase_state import State
 from phasewise.tasks.report.contents import (
     BenchmarkReport,
     MeasuredReport,
@@ -47,7 +48,7 @@ AT_A_BATCH = {"expect_only_finite_numbers", "expect_spikes_within_limit", "expec
 AT_STEP = re.compile(r"step (\d+)")
 MEASURES = ("score", "loss")
 """Kinds of published results that measure a model."""
-VERDICT_WORDS = {"done": "passed", "refused": "failed", "waits for a person": "waits for a person", "not reached": None}
+VERDICT_WORDS = {State.DONE: "passed", State.REFUSED: "failed", State.WAITS_FOR_PERSON: State.WAITS_FOR_PERSON}
 Row = Mapping[str, Any]
 
 
@@ -150,15 +151,15 @@ def phase_summary(record: PhaseRecord, shared: Sequence[Component] = ()) -> dict
     """A phase in the shape of `phasewise run --json`. Values without a measurement are null.
 
     `steps` counts updates, also updates that a roll-back skipped. `passed_over` lists skipped updates, from 0. `bits_per_byte` is the mean
-    over components of held-out text. `standing` is `verdict` with its warnings.
+    over components of held-out text. `state` is the state by the results, and `standing` is `verdict` with its warnings.
     """
     phase = record.phase
     result = record.result or {}
     bits_per_byte, ema_bits_per_byte = macro_mean(record.evaluation, shared)
     counts = sum_counts(verdict.counts for verdict in record.verdicts)
     deciders = sorted({ruling.decision.who for ruling in record.rulings if ruling.decision})
-    standing = VERDICT_WORDS[record.state]
-    if record.state == "done":
+    standing = VERDICT_WORDS.get(record.state)
+    if record.state == State.DONE:
         standing = f"let pass by {' and '.join(deciders)}" if deciders else counts.standing_words
     return {
         "name": phase.name,
@@ -171,7 +172,8 @@ def phase_summary(record: PhaseRecord, shared: Sequence[Component] = ()) -> dict
         "final_loss": result.get("final_loss"),
         "bits_per_byte": bits_per_byte,
         "ema_bits_per_byte": ema_bits_per_byte,
-        "verdict": VERDICT_WORDS[record.state],
+        "state": record.state,
+        "verdict": VERDICT_WORDS.get(record.state),
         "standing": standing,
         "checks": counts.model_dump(),
         "verdicts": [

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from phasewise.tasks.phase_state import State
 from phasewise.trainer.base.decision import State as RulingState
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import Component
@@ -116,7 +117,7 @@ class PhaseReport(_Recorded):
     declares: tuple[str, ...] = ()  # changes of the hand-off
     parent: str | None = None
     verdicts: tuple[VerdictReport, ...] = ()
-    state: Literal["done", "refused", "waits for a person", "not reached"]
+    state: State  # by the results
     params_digest: str | None = None
     reported: tuple[RecordReport, ...] = ()  # published facts, for a smaller scale only scores and losses
     spent: str = ""  # time breakdown

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from phasewise.tasks.phase_state import State
 from phasewise.tasks.report.charts import Axes, Range, cut, padded, svg, thinned
 from phasewise.tasks.report.contents import PhaseReport, Report, RoutingReport
 from phasewise.tasks.report.sections import Gap, gaps_of, parent_gaps
@@ -42,7 +43,7 @@ def training_picture(report: Report, pixels: int) -> Markup | None:
     is_wide, width = pixels >= WIDE_PIXELS, pixels - LEFT_PIXELS - RIGHT_PIXELS
     first = min(phase.start_step for phase in phases)
     steps = (first, max(first + 1, *(phase.stop_step for phase in phases)))
-    labels = [phase.name if phase.state == "done" else f"{phase.name} ({phase.state})" for phase in phases]
+    labels = [phase.name if phase.state == State.DONE else f"{phase.name} ({phase.state})" for phase in phases]
     rows = _label_rows(labels, [(phase.start_step - steps[0]) / (steps[1] - steps[0]) * width for phase in phases], width)
     head, tall, low = 20 + 17 * (max(rows) + 1), *((262, 100) if is_wide else (210, 80))
     values = np.concatenate([part for _, part in losses])
@@ -75,7 +76,7 @@ def training_picture(report: Report, pixels: int) -> Markup | None:
         x = loss.x(phase.start_step)
         is_at_edge = x + LETTER_PIXELS * len(name) + 8 > pixels - RIGHT_PIXELS
         at = (pixels - RIGHT_PIXELS if is_at_edge else x + 4, head - 9 - 17 * rows[place])
-        loss.text(at, name, "strong" if phase.state == "done" else "", "end" if is_at_edge else "start")
+        loss.text(at, name, "strong" if phase.state == State.DONE else "", "end" if is_at_edge else "start")
     for axes, curves, css in ((loss, losses, "raw-loss"), (learning_rate, rates, "rate")):
         total = sum(len(part) for _, part in curves)
         for of_phase, part in curves:

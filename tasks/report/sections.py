@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from phasewise.tasks.phase_state import State
 from phasewise.tasks.report.contents import MeasuredReport, PhaseReport, RecordReport, Report, RoutingReport
 from phasewise.trainer.base.wording import MISSING, count, decimal, signed
 from phasewise.trainer.config import Component, MixtureShares
@@ -32,10 +33,10 @@ class Standing(NamedTuple):
 def standing_of(phase: PhaseReport) -> Standing:
     """Return the standing of a phase: a failed verdict, the state, or the counts of its checks."""
     failed = " and ".join(verdict.name for verdict in phase.verdicts if not verdict.passes and verdict.ruling != "waits")
-    if failed or phase.state == "refused":
+    if failed or phase.state == State.REFUSED:
         return Standing("failed", f"{failed} failed" if failed else "refused")
-    if phase.state != "done":
-        return Standing("waiting" if phase.state == "not reached" else "warned", phase.state)
+    if phase.state != State.DONE:
+        return Standing("waiting" if phase.state == State.NOT_STARTED else "warned", phase.state)
     if decided := [verdict.name for verdict in phase.verdicts if verdict.ruling == "approved"]:
         return Standing("warned", f"{' and '.join(decided)} let pass by a person")
     counts = sum_counts(verdict.counts for verdict in phase.verdicts)
@@ -52,7 +53,7 @@ class Tile(NamedTuple):
 
 def tiles_of(report: Report) -> list[Tile]:
     """Summarize phases, tokens, parameters, held-out bits per byte and verdicts."""
-    done = [phase for phase in report.phases if phase.state == "done"]
+    done = [phase for phase in report.phases if phase.state == State.DONE]
     verdicts = [verdict.counts for phase in report.phases for verdict in phase.verdicts]
     measured = [phase for phase in report.phases if phase.macro_bits_per_byte is not None]
     value, note = MISSING, "not measured"

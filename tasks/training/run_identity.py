@@ -37,7 +37,12 @@ def has_result_of(folder: Path, run: RunConfig) -> bool:
 
 def last_saved_step(run: RunConfig) -> int | None:
     """Return the step of the newest committed checkpoint."""
-    folder = RunFolder(run.output).checkpoints
+    return newest_saved_step(as_path(run.output))
+
+
+def newest_saved_step(run_folder: Path) -> int | None:
+    """Return the step of the newest committed checkpoint in the folder of a run."""
+    folder = RunFolder(run_folder).checkpoints
     return next((step for step in reversed(saved_steps(folder)) if is_committed(folder / str(step))), None)
 
 

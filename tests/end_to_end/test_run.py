@@ -99,7 +99,7 @@ def test_the_status_writes_nothing(finished: Finished, recipe_file: Path, home: 
     (tmp_path / "digests.json").rename(home / "digests.json")
     assert {path: path.lstat().st_mtime_ns for path in home.rglob("*")} == before
     for nowhere in (tmp_path / "no" / "home", gcs):
-        assert states(recipe_file, nowhere) == ["not reached", "not reached"]
+        assert states(recipe_file, nowhere) == ["not started", "not started"]
     assert not (tmp_path / "no").exists()
     assert not list(gcs.parent.glob(f"{gcs.name}/**"))
 

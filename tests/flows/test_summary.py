@@ -24,7 +24,8 @@ from tests.validations.made_answers import guessed_result
 MAKERS = ("flows/status/summary.py",)
 READS_ALONE = {
     "flows/recipes/phase.py", "flows/recipes/recipe.py", "flows/status/phase_status.py", "flows/resolved.py",
-    "tasks/evaluation/ngram_baselines.py", "trainer/base/decision.py", "trainer/base/run_folder.py", "trainer/base/storage.py",
+    "tasks/evaluation/ngram_baselines.py", "tasks/phase_state.py", "trainer/base/decision.py", "trainer/base/run_folder.py",
+    "trainer/base/storage.py",
     "trainer/config/__init__.py", "trainer/data/mixture.py", "trainer/metrics.py", "trainer/schedule.py",
     "trainer/model/params.py", "validations/evidence/gate.py",
     "validations/expectations/judging.py", "validations/outcomes.py", "validations/verdict.py",
@@ -77,9 +78,9 @@ def records(**states: str) -> list[PhaseRecord]:
     [
         ({"one": "done"}, "passed", "The phase trained on judged data and passed its gate."),
         ({"one": "done", "two": "done", "three": "done"}, "passed", "All 3 phases trained on judged data and passed their gates."),
-        ({"one": "done", "two": "not reached", "three": "not reached"}, "unfinished", "1 of 3 phases are done; next is two."),
-        ({"one": "done", "two": "refused", "three": "not reached"}, "stopped", "1 of 3 phases passed; refused: two."),
-        ({"one": "waits for a person", "two": "not reached"}, "stopped", "0 of 2 phases passed; waiting for a person: one."),
+        ({"one": "done", "two": "not started", "three": "not started"}, "unfinished", "1 of 3 phases are done; next is two."),
+        ({"one": "done", "two": "refused", "three": "not started"}, "stopped", "1 of 3 phases passed; refused: two."),
+        ({"one": "waiting for a person", "two": "not started"}, "stopped", "0 of 2 phases passed; waiting for a person: one."),
     ],
 )
 def test_a_phase_that_is_still_to_come_stops_nothing(states: dict[str, str], status: str, sentence: str):

@@ -23,7 +23,7 @@ def shown(width: int, *, box: bool = True) -> str:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", overflow="fold")
     table.add_row("deeper-starling", "12,700,000,000,000", "1.7e-3 → 1.7e-4", "4.568", WORDS)
-    table.add_row("ocelot", "61,440", "0 → 1e-4", "–", "not reached")
+    table.add_row("ocelot", "61,440", "0 → 1e-4", "–", "not started")
     out = io.StringIO()
     print_table(Console(file=out, width=width, highlight=False), table)
     return out.getvalue()
@@ -49,11 +49,11 @@ SUMMARY: dict[str, Any] = {
     "phases": [
         {
             "name": "kestrel", "steps": 660, "tokens": 168_960, "learning_rate": (0.0, 1.7e-3, 1e-4), "final_loss": 4.5678,
-            "bits_per_byte": 2.3456, "verdict": "passed", "standing": "passed with 2 warnings",
+            "bits_per_byte": 2.3456, "state": "done", "verdict": "passed", "standing": "passed with 2 warnings",
         },
         {
             "name": "ocelot", "steps": 80, "tokens": 61_440, "learning_rate": (1.7e-3, 1.7e-3), "final_loss": None,
-            "bits_per_byte": None, "verdict": None, "standing": None,
+            "bits_per_byte": None, "state": "not started", "verdict": None, "standing": None,
         },
     ],
 }  # fmt: skip

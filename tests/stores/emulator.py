@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial, partialmethod
 from hashlib import md5
 from http.server import ThreadingHTTPServer
@@ -160,6 +161,8 @@ class FaultyHandler(RequestHandler):
             elif self.command == "DELETE" and "upload_id" in query:
                 self._answer(499)  # what the service says of an upload that was cancelled
             else:
+                if self.command == "PATCH":
+                    found["updated"] = datetime.now(UTC).isoformat()
                 Router(self).handle(self.command)
             return self.wfile.getvalue()
         finally:

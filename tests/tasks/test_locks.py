@@ -250,7 +250,7 @@ def test_who_holds_it_is_said_until_he_is_gone_however_he_went(tmp_path: Path):
 def test_who_is_waited_for_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     place = tmp_path / "lock"
     named, looks = list[Holder](), list[float]()
-    monkeypatch.setattr("phasewise.tasks.locks.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("phasewise.trainer.base.storage.PROBE_SECONDS", 0.0)
     with held_by_another(place, HOLDING) as process:
 
         def look_again(seconds: float) -> None:

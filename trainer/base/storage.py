@@ -7,6 +7,7 @@ import math
 import os
 import re
 import tempfile
+import time
 import uuid
 from base64 import b64decode
 from collections import Counter
@@ -23,6 +24,7 @@ LOGGER = logging.getLogger("phasewise")
 BYTE_ORDER_MARK = "\ufeff"
 MAX_DEPTH = 100
 PUT_CHUNK_BYTES = 2**24
+PROBE_SECONDS = 0.1  # a reader probes a lock for less time
 STORE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     # This process must see files of other processes, and the store must confirm the digest of each upload
     "gs": {"use_listings_cache": False, "consistency": "md5"}
@@ -53,12 +55,32 @@ def check_no_secret(url: str | None, field: str) -> None:
 
 
 def try_lock(file: IO[str]) -> bool:
-    """Lock an open file until it is closed, or return False if another file object holds the lock, also in this process."""
+    """Lock an open file until it is closed, or return False if another file object holds the lock, also in this process.
+
+    `is_locked` shares a free lock for a moment, so a conflict counts only if it lasts.
+    """
+    deadline = time.monotonic() + PROBE_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(PROBE_SECONDS / 10)
+        else:
+            return True
+
+
+def is_locked(place: Path) -> bool:
+    """Return whether any process holds the lock of a local file. Concurrent readers do not see each other."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        with open(place) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
         return False
-    return True
+    except BlockingIOError:
+        return True
+    return False
 
 
 @contextmanager

@@ -1,9 +1,7 @@
 import html
 import json
-import os
 import posixpath
 import re
-import time
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -19,6 +17,7 @@ from phasewise.flows.site.site import Site, state_of
 from phasewise.flows.site.tables import Asked
 from phasewise.flows.status.phase_status import Finding, PhaseRecord
 from phasewise.tasks.home import Home
+from phasewise.tasks.phase_state import State, enter_stage, working
 from phasewise.tasks.validation.decide import decide
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.identity import write_sealed
@@ -126,24 +125,26 @@ def files_of(home: Home, name: str) -> PhaseFiles:
 
 def record(*why: str) -> PhaseRecord:
     findings = tuple(Finding(what="data", holds=False, again="judge", why=one) for one in why)
-    return PhaseRecord(load_recipe("marin-8b", "proxy").phases[0], None, None, None, None, None, None, findings)
+    return PhaseRecord(load_recipe("marin-8b", "proxy").phases[0], None, None, None, None, None, None, findings, is_outdated=True)
 
 
 def test_what_does_not_hold_any_more_is_out_of_date_and_a_refusal_keeps_its_reason(own_home: Home) -> None:
     state = state_of(files_of(own_home, "lion"), record("the sources are others now"))
-    assert (state.kind, state.word, state.why) == ("warned", "out of date", "the sources are others now")
+    assert (state.kind, state.word, state.why) == ("warned", "outdated", "the sources are others now")
     state = state_of(files_of(own_home, "tiger"), record("the limits are others now"))
-    assert (state.word, "is stale" in state.why) == ("refused, out of date", True)
-    assert "the limits are others now" in state.since
+    assert (state.word, state.why) == ("outdated", "the limits are others now")
+    assert "is stale" in state.since
 
 
-def test_a_run_with_a_sign_of_life_trains_until_it_has_none(own_home: Home) -> None:
-    now = time.time()
-    heartbeat = own_home.run(RUN_NAME, "puma") / "heartbeat"
-    heartbeat.touch()
-    os.utime(heartbeat, (now - 100, now - 100))
-    assert state_of(files_of(own_home, "puma"), None, now=now).word == "training"
-    assert state_of(files_of(own_home, "puma"), None, now=now + 30).word == "half trained"
+def test_a_training_lasts_as_long_as_its_process_whatever_the_times_of_files_say(own_home: Home) -> None:
+    (own_home.run(RUN_NAME, "puma") / "heartbeat").touch()
+    assert state_of(files_of(own_home, "puma"), None).word == "interrupted"
+    with working(own_home, RUN_NAME, "puma", "a test"):
+        assert state_of(files_of(own_home, "puma"), None).word == "preparing"
+        enter_stage(own_home, RUN_NAME, "puma", State.TRAINING)
+        state = state_of(files_of(own_home, "puma"), None)
+        assert (state.kind, state.word, state.why) == ("active", "training", "step 60 of 80, about 5 s left")
+    assert state_of(files_of(own_home, "puma"), None).word == "interrupted"
 
 
 @pytest.mark.parametrize("name", ["verdict", "result"])
@@ -151,7 +152,7 @@ def test_a_file_that_does_not_read_is_shown_as_damaged(own_home: Home, name: str
     path = own_home.verdict(RUN_NAME, "lion", "model") if name == "verdict" else own_home.run(RUN_NAME, "lion") / "result.json"
     path.write_text("{")
     state = state_of(files_of(own_home, "lion"), None)
-    assert (state.kind, state.word) == ("failed", "damaged")
+    assert (state.kind, state.word) == ("failed", "outdated")
     assert str(path) in state.why
 
 
@@ -162,7 +163,7 @@ def test_a_verdict_that_was_given_again_is_read_again(own_home: Home) -> None:
     write_verdict(own_home.verdict(RUN_NAME, "tiger", "data"), sample(own_home, "tiger", "data"))
     files = site.shelf.phase(found, "tiger")
     assert files is not None
-    assert site.state(found, files).word == "half trained"
+    assert site.state(found, files).word == "interrupted"
 
 
 def listed(home: Home) -> Path:
@@ -175,18 +176,18 @@ def listed(home: Home) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("approves", "word"), [(True, "let pass by a person"), (False, "rejected by a person")])
+@pytest.mark.parametrize(("approves", "word"), [(True, "interrupted"), (False, "refused")])
 def test_what_a_person_decided_is_said_with_name_and_reason(own_home: Home, approves: bool, word: str) -> None:
     path = listed(own_home)
-    assert state_of(files_of(own_home, "tiger"), None).word == "waits for a person"
+    assert state_of(files_of(own_home, "tiger"), None).word == "waiting for a person"
     decide(path, approves=approves, reason="I looked at it", who="Ada")
     state = state_of(files_of(own_home, "tiger"), None)
-    assert (state.word, state.since) == (word, "Ada: I looked at it")
-    assert "is stale" in state.why
+    assert (state.word, state.since) == (word, f"{'approved' if approves else 'rejected'} by Ada: I looked at it")
+    assert approves or "is stale" in state.why
     verdict = read_verdict(path)
     write_verdict(path, verdict.model_copy(update={"thresholds": {**verdict.thresholds, "max_epochs": 9.0}}))
     state = state_of(files_of(own_home, "tiger"), None)
-    assert state.word == "waits for a person"
+    assert state.word == "waiting for a person"
     assert "That was decided of another verdict: thresholds changed since" in state.since
 
 
@@ -208,16 +209,16 @@ def ask_about_training(home: Home) -> Path:
 def test_a_training_that_asks_waits_for_a_person_and_its_page_says_what_is_asked(own_home: Home) -> None:
     path = ask_about_training(own_home)
     state = state_of(files_of(own_home, "puma"), None)
-    assert (state.kind, state.word, state.why) == ("warned", "waits for a person", "its training: the loss is 10.7 at step 12")
+    assert (state.kind, state.word, state.why) == ("warned", "waiting for a person", "its training: the loss is 10.7 at step 12")
     page = phase(site_of(own_home), "puma")
     assert "Its training waits for a person: the loss is 10.7 at step 12" in page
     assert "Approve to go back to step 10. &lt;b&gt;Reject&lt;/b&gt; to stop the phase." in page
     decide(path, approves=False, reason="look first", who="Grace")
     state = state_of(files_of(own_home, "puma"), None)
-    assert (state.kind, state.word, state.since) == ("failed", "rejected by a person", "Grace: look first")
+    assert (state.kind, state.word, state.since) == ("failed", "refused", "rejected by Grace: look first")
     assert "Its training was rejected by a person" in phase(site_of(own_home), "puma")
     decide(path, approves=True, reason="go on", who="Ada")
-    assert state_of(files_of(own_home, "puma"), None).word == "half trained"
+    assert state_of(files_of(own_home, "puma"), None).word == "interrupted"
     assert "Its training w" not in phase(site_of(own_home), "puma")
 
 
@@ -290,9 +291,10 @@ def test_nothing_of_the_home_becomes_markup(site: Site, name: str) -> None:
 
 def test_live_data_are_the_numbers_and_the_parts_of_the_page(own_home: Home) -> None:
     site = site_of(own_home)
-    (own_home.run(RUN_NAME, "puma") / "heartbeat").touch()
-    found, files = pages.find_phase(site, PhaseAddress("zoo", "own", "puma"))
-    answer = pages.live(site, Links(f"live/{files.address}"), found, files)
+    with working(own_home, RUN_NAME, "puma", "a test"):
+        enter_stage(own_home, RUN_NAME, "puma", State.TRAINING)
+        found, files = pages.find_phase(site, PhaseAddress("zoo", "own", "puma"))
+        answer = pages.live(site, Links(f"live/{files.address}"), found, files)
     assert (answer["state"], answer["step"], answer["stop_step"], answer["is_alive"]) == ("training", 60, 80, True)
     assert json.loads(json.dumps(answer)) == answer
     page = pages.phase_page(site, Links(str(files.address)), found, files)
@@ -325,7 +327,7 @@ def test_a_known_recipe_shows_its_plan_before_it_begins(tmp_path: Path) -> None:
     found = site.shelf.find("marin-8b", "proxy")
     assert found is not None
     said = text_of(pages.recipe_page(site, Links(found.path), found))
-    assert "37 phases: 37 not begun" in said
+    assert "37 phases: 37 not started" in said
     starling = site.shelf.phase(found, "starling")
     assert starling is not None
     said = text_of(pages.phase_page(site, Links(str(starling.address)), found, starling))

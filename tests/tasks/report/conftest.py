@@ -47,7 +47,7 @@ def planned(i: int) -> PhaseReport:
     steps = {"start_step": start, "stop_step": stop, "tokens": (stop - start) * sequences * 512, "batch_sequences": ((start, sequences),)}
     declares = (f"batch: {PHASES[i - 1][3]} → {sequences} sequences", "mixture: pre-training → 70 % dolmino_dclm") if i else ()
     parent = PHASES[i - 1][0] if i else None
-    return build_phase(name, **steps, learning_rate_turns=(first, last), declares=declares, parent=parent, state="not reached")
+    return build_phase(name, **steps, learning_rate_turns=(first, last), declares=declares, parent=parent, state="not started")
 
 
 def trained(i: int) -> PhaseReport:

@@ -116,7 +116,7 @@ def test_a_stopped_page_leads_with_the_reason(stopped_report: Report):
     assert "Stopped. Stopped" not in page.text
     assert page.text.index(reasons[0]) < page.text.index("Phases")
     assert all(reason in page.text[page.text.index("Verdicts") :] for reason in reasons)
-    assert page.text.count("– not reached") == 4
+    assert page.text.count("– not started") == 4
     assert "✗ data failed" in page.text
     assert page.html.index('<details class="card failure" open>') < page.html.index("badge passed", page.html.index('id="verdicts"'))
     assert page.html.count(" open>") == 1

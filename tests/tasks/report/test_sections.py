@@ -21,7 +21,7 @@ from tests.tasks.report.conftest import build_phase, build_report
     ((("data", CheckCounts(passed=1)), ("gate", CheckCounts(passed=1, accepted=1))), "done", "passed"),
     ((("data", CheckCounts(warned=2)), ("gate", CheckCounts(passed=1, warned=1))), "done", "passed with 3 warnings"),
     ((("data", CheckCounts(passed=1)), ("gate", CheckCounts(broken=1))), "done", "gate failed"),
-    ((("data", CheckCounts(failed=1)),), "refused", "data failed"), ((), "refused", "refused"), ((), "not reached", "not reached"),
+    ((("data", CheckCounts(failed=1)),), "refused", "data failed"), ((), "refused", "refused"), ((), "not started", "not started"),
     ((), "done", "not judged"),
 ])  # fmt: skip
 def test_a_phase_passes_only_where_it_was_judged(verdicts: tuple[tuple[Any, CheckCounts], ...], state: str, word: str):

@@ -1,0 +1,190 @@
+"""Every state of a phase, with real locks in real processes that are killed."""
+
+import fcntl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from phasewise.tasks.home import Home
+from phasewise.tasks.locks import LEASE_VARIABLE
+from phasewise.tasks.phase_state import AT_WORK, JUDGED, PhaseState, State, enter_stage, read_work, settle, state_now, working
+from phasewise.trainer.base.errors import TrainingError, VerdictError
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import is_locked
+from tests.stores.emulator import the_emulator
+
+RUN, PHASE = "tiny-proxy", "kestrel"
+WORKER = """if True:
+    import sys
+    from phasewise.tasks.home import Home
+    from phasewise.tasks.phase_state import State, enter_stage, working
+    home, held = Home.at(sys.argv[1]), sys.argv[2]
+    with home.held("a run") if held == "home" else working(home, "tiny-proxy", "kestrel", "a flow"):
+        print("held", flush=True)
+        for word in map(str.strip, sys.stdin):
+            enter_stage(home, "tiny-proxy", "kestrel", State(word))
+            print(word, flush=True)
+"""
+TRAINER = """if True:
+    import sys
+    from pathlib import Path
+    from phasewise.trainer.process.lease import only_one_trainer
+    with only_one_trainer(Path(sys.argv[1])):
+        print("held", flush=True)
+        sys.stdin.read()
+"""
+
+
+class Worker:
+    def __init__(self, *command: object) -> None:
+        words = [sys.executable, "-c", *map(str, command)]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.reads() == "held"
+
+    def reads(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def enters(self, state: State) -> None:
+        assert self.process.stdin
+        print(state, file=self.process.stdin, flush=True)
+        assert self.reads() == state
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def worker(*command: object) -> Iterator[Worker]:
+    found = Worker(*command)
+    try:
+        yield found
+    finally:
+        found.kill()
+
+
+def now(home: Home, settled: State = State.NOT_STARTED, **options: tuple[str, State]) -> PhaseState:
+    return state_now(home, RUN, PHASE, PhaseState(state=settled, stop_step=40), work=read_work(home, RUN, PHASE), **options)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """With a run that trained 12 of 40 steps and saved 10."""
+    folder = RunFolder(Home(tmp_path).run(RUN, PHASE))
+    folder.checkpoint(10).mkdir(parents=True)
+    (folder.checkpoint(10) / "digests.json").write_text("{}")
+    folder.metrics.write_text("".join(f'{{"step": {step}, "loss": NaN, "step_seconds": 0.5}}\n' for step in range(1, 13)) + '{"step": 13')
+    return Home(tmp_path)
+
+
+def test_a_live_process_decides_the_state_until_it_is_killed(home: Home) -> None:
+    assert now(home).state == State.NOT_STARTED
+    with worker(WORKER, home.root, "phase") as flow:
+        assert now(home).state == State.PREPARING, "it has not said its first stage yet"
+        for settled in (State.NOT_STARTED, State.INTERRUPTED, State.OUTDATED, State.REFUSED):
+            for state in AT_WORK[1:]:
+                flow.enters(state)
+                assert now(home, settled).state == state
+        flow.enters(State.PREPARING)
+        assert [now(home, settled).state for settled in JUDGED] == list(JUDGED), "a finished phase stays finished until it is done again"
+        flow.enters(State.TRAINING)
+        assert now(home).words == "training: step 12 of 40, about 14 s left"
+        flow.kill()
+        assert now(home).words == "interrupted: while training; it resumes from step 10"
+        assert now(home, State.DONE).state == State.DONE
+    with worker(WORKER, home.root, "phase") as flow:
+        assert now(home).state == State.PREPARING, "the stage of a killed process is not the next one's"
+        flow.enters(State.CHECKING_DATA)
+        flow.kill()
+    assert now(home).why == "while checking data; it resumes from step 10"
+
+
+def test_readers_take_no_lock_away_and_do_not_see_each_other(home: Home) -> None:
+    place, stops = home.stage(RUN, PHASE).with_suffix(".lock"), threading.Event()
+    with working(home, RUN, PHASE, "a flow"):
+        pass
+    with open(place) as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        assert not is_locked(place), "a reader is no holder"
+
+    def read() -> None:
+        while not stops.is_set():
+            is_locked(place)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for one in readers:
+        one.start()
+    for _ in range(50):
+        with working(home, RUN, PHASE, "a flow"):  # refuses a held lock
+            assert is_locked(place)
+    stops.set()
+    for one in readers:
+        one.join()
+
+
+def test_a_trainer_that_outlives_its_flow_still_trains(home: Home) -> None:
+    with worker(WORKER, home.root, "phase") as flow, worker(TRAINER, home.run(RUN, PHASE)) as trainer:
+        flow.enters(State.TRAINING)
+        flow.kill()
+        assert now(home).why.endswith("its flow ended, and the trainer stops")
+        trainer.kill()
+        assert now(home).state == State.INTERRUPTED
+
+
+def test_a_phase_waits_in_the_queue_of_a_living_command_and_for_a_parent_at_work(home: Home) -> None:
+    with worker(WORKER, home.root, "home") as command:
+        command.enters(State.QUEUED)
+        assert now(home, State.OUTDATED).state == State.QUEUED
+        assert now(home, State.DONE, parent=("bison", State.TRAINING)).state == State.DONE
+        waits = now(home, State.OUTDATED, parent=("bison", State.TRAINING))
+        assert waits.words == "waiting for a parent: bison is training"
+        command.kill()
+    assert now(home, State.OUTDATED).state == State.OUTDATED
+    with home.held("another run"):
+        assert now(home).state == State.NOT_STARTED, "another process holds the home"
+    enter_stage(home, RUN, PHASE, State.WAITS_FOR_PARENT, why="bison is refused")
+    assert now(home, parent=("bison", State.REFUSED)).state == State.WAITS_FOR_PARENT
+    assert now(home, parent=("bison", State.DONE)).state == State.NOT_STARTED
+
+
+def test_an_error_interrupts_and_a_refusal_ends(home: Home) -> None:
+    def works(error: Exception) -> None:
+        with suppress(type(error)), working(home, RUN, PHASE, "a flow"):
+            enter_stage(home, RUN, PHASE, State.TRAINING)
+            with working(home, RUN, PHASE, "a flow within it"):
+                pass
+            assert now(home).state == State.TRAINING
+            raise error
+
+    works(TrainingError("the disk is full\nmore"))
+    assert now(home).why == "while training; the disk is full; it resumes from step 10"
+    works(VerdictError("the loss is NaN"))
+    assert now(home, State.REFUSED).state == State.REFUSED
+    home.stage(RUN, PHASE).write_text("{")
+    assert now(home).state == State.NOT_STARTED
+
+
+def test_results_without_a_process() -> None:
+    assert settle(None, is_complete=True, is_outdated=False, is_begun=True) == State.DONE
+    for stopped in (State.REFUSED, State.WAITS_FOR_PERSON):
+        assert settle(stopped, is_complete=False, is_outdated=True, is_begun=True) == stopped
+    assert settle(None, is_complete=False, is_outdated=True, is_begun=True) == State.OUTDATED
+    assert settle(None, is_complete=False, is_outdated=False, is_begun=True) == State.INTERRUPTED
+    assert settle(None, is_complete=False, is_outdated=False, is_begun=False) == State.NOT_STARTED
+
+
+def test_on_a_store_the_heartbeat_of_the_lease_decides(gcs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LEASE_VARIABLE, "60")
+    home = Home.at(str(gcs))
+    with home.held("a run"), working(home, RUN, PHASE, "a flow"):
+        enter_stage(home, RUN, PHASE, State.EVALUATING)
+        assert now(home).state == State.EVALUATING
+        the_emulator().describe(home.run_lock)["updated"] = "2020-01-01T00:00:00+00:00"
+        assert now(home).why == "while evaluating; it starts again"
+    assert now(home).state == State.NOT_STARTED
