@@ -28,6 +28,7 @@ def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: s
     """
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     check_benchmarks(resolved.recipe, chosen)
+    resolved.home.make_ready()
     with resolved.kept(this_run()), resolved.working(chosen, this_run(), on_wait=say_waiting):
         run, result = trained_run(resolved, chosen)
         at_stage(resolved, chosen, State.EVALUATING)

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,7 @@ class Poll:
     seen: Counter[str] = field(default_factory=Counter[str])
     false: list[str] = field(default_factory=list)
     ranks: dict[tuple[str, int, str], int] = field(default_factory=dict)
+    started: set[psutil.Process] = field(default_factory=set[psutil.Process])
     ended: threading.Event = field(default_factory=threading.Event)
 
     def work(self) -> None:
@@ -95,8 +97,9 @@ class Poll:
         if process is not None and process.poll() is None:
             holder = holder_of(self.home / "lock")
             return attempt, "live" if holder and holder.pid == process.pid else "between"
-        trains = any(str(self.home) in " ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
-        return attempt, "between" if trains else "free"
+        found = (one for one in psutil.process_iter(["cmdline"]) if str(self.home) in " ".join(one.info["cmdline"] or ()))
+        self.started.update(found)  # an ending process loses its command line before its locks
+        return attempt, "between" if any(map(is_alive, self.started)) else "free"
 
     def judge(self, reader: str, states: dict[str, str], truth: tuple[int, str] | None) -> None:
         attempt, now = truth or (self.attempt, "between")
@@ -116,6 +119,12 @@ class Poll:
             if problem:
                 self.false.append(f"{self.home.name}, command {attempt}, {reader}: {phase} is {word} {problem}")
                 print(self.false[-1], file=sys.stderr, flush=True)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def page_states(site: Site, found: Set) -> dict[str, str]:

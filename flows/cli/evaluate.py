@@ -71,6 +71,7 @@ def evaluate_by(target: str, scale: Scale | None, home: str | None, options: dic
     resolved, found = resolve(target, scale_of(target, scale), home)
     phase = named_phase(resolved, found, "evaluate")
     check_benchmarks(resolved.recipe, phase)
+    resolved.home.make_ready()
     purpose = f"`phasewise evaluate {target}`"
     with resolved.kept(purpose), resolved.working(phase, purpose):
         run, result = trained_run(resolved, phase)

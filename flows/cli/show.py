@@ -89,6 +89,6 @@ def print_description(description: dict[str, Any], *, page: bool = True, branche
     for phase in description["phases"]:
         kinds = ", ".join(word for word in ("branch", "abandoned") if phase[word])
         console.print(f"\n{phase['name']}{f' ({kinds})' if kinds else ''}", style="bold", markup=False)
-        verdict = {"": f"{phase['verdict']['state'] or '–'} {phase['verdict']['why']}".strip()}
+        verdict = {"": f"{phase['verdict']['state']} {phase['verdict']['why']}".strip()}
         for name, values in {**groups_of(phase, description["tokenizer"]), "last verdict of this home": verdict}.items():
             print_values(console, name, values)

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import logging
 import os
 import re
@@ -12,14 +13,18 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from phasewise.flows.prefect.access import AUTH_VARIABLES, auth_of, auth_of_running, hide_from_children
+from phasewise.flows.prefect.missed_schedules import WAITING
 from phasewise.tasks.home import Home
-from phasewise.tasks.locks import AlreadyHeld, holder_of, holding
+from phasewise.tasks.locks import PROCESS, AlreadyHeld, holder_of, holding
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import PhasewiseError, StorageError, is_full, number_in, refusal_of, storage_refusal
 from phasewise.trainer.base.storage import without_secrets
@@ -36,7 +41,7 @@ LOG_NAME = "server.log"
 MAX_RESTARTS = 5
 BACKLOG = 2048
 """Connections that wait for the server."""
-START_SECONDS, STOP_SECONDS, LOOK_SECONDS = 120.0, 10.0, 0.5
+START_SECONDS, STOP_SECONDS, LOOK_SECONDS, QUEUE_SECONDS = 120.0, 10.0, 0.5, 2.0
 START_BYTES = 2**23
 """Free space that a new database needs. On a full disk the log of a server that failed to start may be empty."""
 CLIENT_SETTINGS = {
@@ -323,3 +328,44 @@ def _wait_until_up(url: str, process: "subprocess.Popen[bytes] | None", log: Pat
 def _full_disk(log: Path, reason: str, needed_bytes: int = 2**16) -> StorageError | None:
     number = number_in(reason) or (errno.ENOSPC if is_full(log.parent, needed_bytes) else None)
     return storage_refusal(OSError(number, reason, str(log.parent))) if number else None
+
+
+class QueuedRun(NamedTuple):
+    """A flow run that is due and has no process. `phase` is empty for a whole recipe."""
+
+    recipe: str
+    scale: str
+    phase: str
+    name: str
+    since: str
+
+
+def queued_runs(home: Home) -> list[QueuedRun]:
+    """Return the due runs of phases and recipes of a home, of `PREFECT_API_URL` or the home's server. Without an answer there are none."""
+    holder = holder_of(home.server_lock)
+    url = os.environ.get("PREFECT_API_URL") or (holder.url if holder else None)
+    secret = os.environ.get("PREFECT_API_AUTH_STRING") or auth_of_running(home) or ""
+    if not url:
+        return []
+    headers = {"Content-Type": "application/json", "Authorization": f"Basic {b64encode(secret.encode()).decode()}"}
+    due = {"before_": datetime.now(UTC).isoformat()}
+    states = {"state": {"type": {"any_": ["SCHEDULED", "PENDING"]}}, "expected_start_time": due}
+    wanted = {"flows": {"name": {"any_": ["train-phase", "train-recipe"]}}, "flow_runs": states}
+
+    def ask(path: str, body: bytes | None = None) -> Any:
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/{path}", body, headers), timeout=QUEUE_SECONDS) as answer:
+            return json.load(answer)
+
+    found: list[QueuedRun] = []
+    try:
+        with suppress(urllib.error.HTTPError):  # a server without this protection
+            headers |= {"Prefect-Csrf-Client": PROCESS, "Prefect-Csrf-Token": ask(f"csrf-token?client={PROCESS}")["token"]}
+        runs = ask("flow_runs/filter", json.dumps(wanted).encode())
+    except (OSError, ValueError):
+        return []
+    for run in runs:
+        given = run["parameters"]
+        if given.get("home") in (None, str(home.root)) and not run["state_name"].startswith(WAITING):
+            phase = given.get("phase") or given.get("up_to") or ""
+            found.append(QueuedRun(given.get("recipe", ""), given.get("scale", "proxy"), phase, run["name"], run["expected_start_time"]))
+    return found

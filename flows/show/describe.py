@@ -10,6 +10,7 @@ from phasewise.flows.recipes.phase import GATES, FromScratch, HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe, Scale
 from phasewise.flows.recipes.waivers import limited_to
 from phasewise.tasks.home import Home
+from phasewise.tasks.phase_state import PhaseState, State, read_work, settle, state_now
 from phasewise.trainer.base.decision import ruling_at
 from phasewise.trainer.base.errors import ConfigError, VerdictError
 from phasewise.trainer.base.identity import NotAsWritten, read_sealed
@@ -22,11 +23,16 @@ COMPARED = ("start_step", "stop_step", "model", "optimizer", "learning_rate", "s
 """Fields of `run.json` with the phase's own values."""
 
 
-def verdict_here(recipe: Recipe, phase: Phase, home: Home) -> dict[str, Any]:
-    """The state of a phase in a home, with the reason.
+def state_here(recipe: Recipe, phase: Phase, home: Home) -> dict[str, Any]:
+    """The state of a phase in a home, with the reason. The results count by their verdicts and settings, which are fast to read."""
+    settled = _settled_here(recipe, phase, home)
+    if not home.is_local:
+        return {"state": settled.state, "why": settled.why}
+    now = state_now(home, recipe.run_name, phase.name, settled, work=read_work(home, recipe.run_name, phase.name))
+    return {"state": now.state, "why": now.why}
 
-    `state` is "passed", "refused", "waits for a person", "out of date", or None for an unfinished phase.
-    """
+
+def _settled_here(recipe: Recipe, phase: Phase, home: Home) -> PhaseState:
     limits = {"data": phase.gates.data, "health": phase.gates.health, "model": phase.gates.model}
     verdicts: list[dict[str, Any] | None] = []
     for gate in GATES:
@@ -36,22 +42,24 @@ def verdict_here(recipe: Recipe, phase: Phase, home: Home) -> dict[str, Any]:
         if verdict is None:
             continue
         if verdict.get("thresholds") != limits[gate].model_dump(mode="json"):
-            return {"state": "out of date", "why": f"its verdict on {gate} has other limits"}
+            return PhaseState(state=State.OUTDATED, why=f"its verdict on {gate} has other limits")
         try:
             ruling = ruling_at(path, verdict)
         except VerdictError as error:
-            return {"state": "refused", "why": str(error)}
+            return PhaseState(state=State.REFUSED, why=str(error))
         if ruling.lets_go_on:
             continue
         reasons = verdict.get("reasons") or [{"what": f"see verdicts/{path.parent.parent.name}/{path.parent.name}/{path.name}"}]
         if ruling.state == "waits":
-            return {"state": "waits for a person", "why": reasons[0]["what"]}
-        return {"state": "refused", "why": ruling.decision.words if ruling.decision else reasons[0]["what"]}
-    if run := _sealed_or_none(RunFolder(home.run(recipe.run_name, phase.name)).run_file):
+            return PhaseState(state=State.WAITS_FOR_PERSON, why=reasons[0]["what"])
+        return PhaseState(state=State.REFUSED, why=ruling.decision.words if ruling.decision else reasons[0]["what"])
+    run = _sealed_or_none(RunFolder(home.run(recipe.run_name, phase.name)).run_file)
+    if run:
         now = phase.model_dump(mode="json", include=set(COMPARED)) | {"start_step": phase.start_step}
         if changed := [name for name in COMPARED if without_added(run.get(name)) != without_added(now[name])]:
-            return {"state": "out of date", "why": f"it was trained with other values of {', '.join(changed)}"}
-    return {"state": "passed" if all(verdicts) else None, "why": ""}
+            return PhaseState(state=State.OUTDATED, why=f"it was trained with other values of {', '.join(changed)}")
+    state = settle(None, is_complete=all(verdicts), is_outdated=False, is_begun=run is not None)
+    return PhaseState(state=state, stop_step=phase.stop_step)
 
 
 def _sealed_or_none(path: Path) -> dict[str, Any] | None:
@@ -109,7 +117,7 @@ def describe(target: str, scale: Scale, step: int | None, *, home: str | None = 
         shown: list[dict[str, Any]] = []
         for phase in phases:
             known = {
-                "verdict": verdict_here(recipe, phase, place),
+                "verdict": state_here(recipe, phase, place),
                 "reported": [one.model_dump(mode="json") for one in reported.get(phase.name, ())],
                 "sources": {field: one.model_dump(mode="json") for field, one in sources_of(recipe, phase).items()},
             }

@@ -26,6 +26,7 @@ from phasewise.flows.show.words import (
     rows_in_words,
     shares,
 )
+from phasewise.tasks.phase_state import State
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.wording import in_words, number, tokens
 from phasewise.validations.waivers import AcceptedWarning
@@ -295,7 +296,7 @@ def print_table(description: dict[str, Any], console: Console, *, branches: bool
     for phase in shown:
         if phase["verdict"]["why"]:
             console.print(f"{phase['name']} {phase['verdict']['state']} here: {phase['verdict']['why']}", markup=False)
-    if any(phase["verdict"]["state"] for phase in shown):
+    if any(phase["verdict"]["state"] != State.NOT_STARTED for phase in shown):
         console.print(f"These are the last verdicts. Whether they are still current: status {description['recipe']}", style="dim")
     hidden = len(description["phases"]) - len(shown)
     branches_hint = f"{hidden} more branches: --branches. " if hidden else ""
@@ -332,5 +333,5 @@ def _row(phase: dict[str, Any]) -> dict[str, str]:
         "mixture": mixture_in_a_word(phase["mixture"]),
         "slice": arrows(phase["slice"]),
         "model": model,
-        "verdict": "–" if state is None else f"{state} here" if state == "refused" else state,
+        "verdict": "–" if state == State.NOT_STARTED else f"{state} here" if state == State.REFUSED else state,
     }

@@ -4,19 +4,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from phasewise.flows.prefect.server import QueuedRun, queued_runs
 from phasewise.flows.resolved import resolve, resolving_once
 from phasewise.flows.show.describe import describe_phase, describe_recipe
 from phasewise.flows.site.address import GATES, Links
 from phasewise.flows.site.metrics import Metrics
 from phasewise.flows.site.shelf import PhaseFiles, Set, Shelf
 from phasewise.flows.status.phase_status import PhaseRecord, read_at_rest
-from phasewise.tasks.phase_state import AT_WORK, JUDGED, PhaseState, Stage, State, settle, state_now
+from phasewise.tasks.phase_state import AT_WORK, JUDGED, PENDING, PhaseState, Stage, State, settle, state_now
 from phasewise.tasks.report.charts import cut
 from phasewise.tasks.report.html import CHECKING, GATE_WORDS, environment
+from phasewise.trainer.base.errors import PhasewiseError
 from phasewise.trainer.base.wording import moment, plural
 from phasewise.validations.failures import failures_of
 from phasewise.validations.outcomes import sum_counts
@@ -54,10 +57,12 @@ class ShownState:
         return MARKS[self.kind]
 
 
-def state_of(files: PhaseFiles, record: PhaseRecord | None, *, parent: tuple[str, State] | None = None) -> ShownState:
+def state_of(
+    files: PhaseFiles, record: PhaseRecord | None, *, parent: tuple[str, State] | None = None, queued: QueuedRun | None = None
+) -> ShownState:
     """Return the state of a phase with the work that `files` name. The results are those of `record`, or without it those of the files.
 
-    `parent`: the parent's name and state, if the phase has a parent.
+    `parent`: the parent's name and state, if the phase has a parent. `queued`: a due run of Prefect with the phase, if any.
     """
     settled, decided = _settle(files)
     if record and (record.state != settled.state or record.state not in JUDGED):
@@ -65,6 +70,8 @@ def state_of(files: PhaseFiles, record: PhaseRecord | None, *, parent: tuple[str
         settled = record.settled
     home, address = files.home, files.address
     now = state_now(home, address.run_name, address.phase, settled, work=files.work, parent=parent)
+    if queued and now.state not in (*PENDING, State.DONE, State.WAITS_FOR_PERSON):
+        now = PhaseState(state=State.QUEUED, why=f"the flow run '{queued.name}' waits for a worker", since=queued.since)
     kind = KINDS[now.state]
     if now.state == State.DONE and now.why:
         kind = "warned"
@@ -150,6 +157,7 @@ class Site:
     written: str = ""
     metrics: Metrics = field(default_factory=Metrics)
     checked: dict[str, Checked] = field(default_factory=dict)
+    _queue: tuple[QueuedRun, ...] = ()
     _to_check: dict[str, Set] = field(default_factory=dict)
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _checks: bool = False
@@ -157,7 +165,7 @@ class Site:
 
     def latest_check(self, found: Set) -> Checked | None:
         """Return the last check, or None before the first. Request another check if it is old."""
-        if found.recipe is None or not found.in_home:
+        if found.recipe is None:
             return None
         checked = self.checked.get(found.run_name)
         if checked is None or time.time() - checked.at > RECHECK_SECONDS:
@@ -175,7 +183,9 @@ class Site:
                 while not self._to_check:
                     self._wake.wait()
                 found = next(iter(self._to_check.values()))
-            self.checked[found.run_name] = check(self.shelf, found)
+            with suppress(PhasewiseError):  # another user's server
+                self._queue = tuple(queued_runs(self.shelf.home))
+            self.checked[found.run_name] = check(self.shelf, found) if found.in_home else Checked(time.time(), {})
             with self._wake:
                 self._to_check.pop(found.run_name, None)
 
@@ -197,14 +207,21 @@ class Site:
         """Return the state of a phase."""
         before = self.shelf.phase(found, files.parent) if files.parent else None
         parent = (before.address.phase, self.state(found, before).word) if before else None
-        return state_of(files, self.record(found, files), parent=parent)
+        return state_of(files, self.record(found, files), parent=parent, queued=self.queued(found, files))
+
+    def queued(self, found: Set, files: PhaseFiles) -> QueuedRun | None:
+        """Return a due run of Prefect for a phase, as of the last check. A run of a recipe has every phase of the main line."""
+        names = (files.address.phase,) if files.phase is None or files.phase.branch else (files.address.phase, "")
+        runs = (one for one in self._queue if (one.recipe, one.scale) == (found.target, found.scale) and one.phase in names)
+        return next(runs, None)
 
     def states(self, found: Set, phases: Iterable[PhaseFiles]) -> dict[str, ShownState]:
         """Return the states of phases, with parents before their children."""
         states: dict[str, ShownState] = {}
         for files in phases:
             parent = (files.parent, states[files.parent].word) if files.parent in states else None
-            states[files.address.phase] = state_of(files, self.record(found, files), parent=parent)
+            queued = self.queued(found, files)
+            states[files.address.phase] = state_of(files, self.record(found, files), parent=parent, queued=queued)
         return states
 
     def holds(self, found: Set) -> str:

@@ -2,24 +2,32 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from prefect.states import Scheduled
 
 from experiments.survival.in_turn import InTurn
 from experiments.survival.runs import Finished, Start, complete, kill_when, trained_files, wait_until, with_limits
 from phasewise.flows.cli.gc import collect_garbage
 from phasewise.flows.cli.status import describe
-from phasewise.flows.prefect.server import OwnServer
+from phasewise.flows.prefect.server import OwnServer, queued_runs
+from phasewise.flows.site.shelf import Shelf
+from phasewise.flows.site.site import Site
+from phasewise.flows.train_phase import train_phase
+from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.storage import read_json, write_atomically, write_json
 from tests.end_to_end.changes import CHANGES, Again, changed, what_must_be_done_again
 
+WAIT_SECONDS = 60
 pytestmark = pytest.mark.timeout(600)  # a guard against hanging: each takes 20 to 50 s where nothing else runs
 
 
@@ -48,6 +56,33 @@ def test_the_server_has_flows_tasks_and_verdicts(finished: Finished, server: Own
     assert {"train-recipe", "train-phase", "prepare-data", "validate-data", "evaluate"} <= flows
     assert {"train kestrel", "judge data of ocelot", "build token caches", "evaluate kestrel"} <= tasks
     assert {"tiny-proxy-kestrel-data", "tiny-proxy-kestrel-model", "tiny-proxy-ocelot-summary", "tiny-proxy-report"} <= artifacts
+
+
+def test_the_page_shows_a_due_run_as_queued_and_its_child_as_waiting(
+    server: OwnServer, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", server.url)
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", server.auth)
+    home = Home(tmp_path, reads_only=True)
+    (tmp_path / "runs" / "tiny-proxy").mkdir(parents=True)
+    given = {"recipe": str(recipe_file), "phase": "kestrel", "scale": "proxy", "home": str(tmp_path)}
+    later = Scheduled(scheduled_time=datetime.now(UTC) + timedelta(hours=1))
+    with temporary_settings({PREFECT_API_URL: server.url, PREFECT_API_AUTH_STRING: server.auth}), get_client(sync_client=True) as client:
+        for parameters, state in ((given, Scheduled()), (given | {"phase": "ocelot"}, later), (given | {"home": "/other"}, Scheduled())):
+            client.create_flow_run(train_phase, parameters=parameters, name=f"due {parameters['phase']}", state=state)
+    assert [(run.phase, run.name) for run in queued_runs(home)] == [("kestrel", "due kestrel")]
+    site = Site(Shelf(home, [str(recipe_file)]))
+    found = site.shelf.find("tiny", "proxy")
+    assert found
+    phases = site.shelf.phases(found)
+    site.states(found, phases)  # requests a check
+    deadline = time.monotonic() + WAIT_SECONDS
+    while found.run_name not in site.checked and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert {name: state.word for name, state in site.states(found, phases).items()} == {
+        "kestrel": "queued",
+        "ocelot": "waiting for a parent",
+    }
 
 
 def test_each_change_has_done_again_what_rests_on_it_and_nothing_else(

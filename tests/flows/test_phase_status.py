@@ -8,7 +8,7 @@ import pytest
 
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.flows.resolved import Resolved
-from phasewise.flows.show.describe import verdict_here
+from phasewise.flows.show.describe import state_here
 from phasewise.flows.status import retraining
 from phasewise.flows.status.phase_status import Findings, parent_evaluation
 from phasewise.flows.status.retraining import check_ancestors_passed
@@ -123,17 +123,17 @@ def rests_on_it(home: Home) -> str:
 
 
 def shown(home: Home) -> dict[str, Any]:
-    return verdict_here(RECIPE, RECIPE.phase("qk-norm"), home)
+    return state_here(RECIPE, RECIPE.phase("qk-norm"), home)
 
 
 def test_a_decision_opens_and_shuts_the_way_for_all_that_rest_on_the_phase(phasewise: Run, home: Home):
     assert "the verdict on its model waits for a person: next_word is at its baseline." in rests_on_it(home)
-    assert shown(home) == {"state": "waits for a person", "why": "next_word is at its baseline"}
+    assert shown(home) == {"state": "waiting for a person", "why": "next_word is at its baseline"}
     said = decide(phasewise, home, "--who", "Ada")
     assert "marin-32b/proxy/qk-norm model: approved by Ada: it is chance\n" in said
     assert "To continue: phasewise run marin-32b/qk-norm --scale proxy --home " in said
     assert rests_on_it(home) == ""
-    assert shown(home)["state"] == "passed"
+    assert shown(home)["state"] == "done"
     answer = json.loads(decide(phasewise, home, "--reject", "--who", "Grace", "--gate", "model", "--json", reason="it is not"))
     expected = {"phase": "qk-norm", "gate": "model", "approves": False, "who": "Grace", "resumed": []}
     assert {name: answer[name] for name in expected} == expected

@@ -250,7 +250,7 @@ Train = Callable[..., list[str]]
 
 
 @pytest.fixture
-def train(monkeypatch: pytest.MonkeyPatch) -> Train:
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     def train_all(recipe: Recipe, *refused: str, error: type[Exception] = VerdictError) -> list[str]:
         tried: list[str] = []
 
@@ -263,7 +263,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Train:
 
         monkeypatch.setattr(train_recipe, "train_phase", train_phase)
         refusals = train_recipe.train_phases(
-            Resolved("marin-8b", recipe, None, Home(Path("nowhere")), KnownDigests()), recipe.phases, None, {recipe.phases[0].name}
+            Resolved("marin-8b", recipe, None, Home(tmp_path), KnownDigests()), recipe.phases, None, {recipe.phases[0].name}
         )
         assert {name: str(refusal) for name, refusal in refusals.items()} == {name: f"{name} does not pass" for name in refused}
         return tried

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from phasewise.flows.recipes import load_record
-from phasewise.flows.show.describe import verdict_here
+from phasewise.flows.show.describe import state_here
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import write_sealed
 from tests.flows.commands import Run
@@ -59,12 +59,12 @@ def test_it_says_what_this_home_has_found(show: Show, tmp_path: Path):
     write_sealed(home.verdict("marin-8b-proxy", "jellyfish", "data"), verdict(True, recipe.phase("jellyfish").gates.data))
     shown = json.loads(show("marin-8b", "--scale", "proxy", "--home", home.root, "--json"))
     states = {phase["name"]: phase["verdict"] for phase in shown["phases"]}
-    assert states["kestrel"] == {"state": "passed", "why": ""}
+    assert states["kestrel"] == {"state": "done", "why": ""}
     assert states["ocelot"] == {"state": "refused", "why": "9 items of a benchmark are in it"}
-    assert states["jellyfish"]["state"] is None
-    assert states["phoenix"]["state"] is None
+    assert states["jellyfish"]["state"] == "not started"
+    assert states["phoenix"]["state"] == "not started"
     assert "ocelot refused here: 9 items of a benchmark are in it" in show("marin-8b", "--scale", "proxy", "--home", home.root)
-    assert json.loads(show("marin-8b", "--scale", "full", "--home", home.root, "--json"))["phases"][0]["verdict"]["state"] is None
+    assert json.loads(show("marin-8b", "--scale", "full", "--home", home.root, "--json"))["phases"][0]["verdict"]["state"] == "not started"
     last = "These are the last verdicts."
     assert last in show("marin-8b", "--home", home.root)
     assert last not in show("marin-8b", "--scale", "full", "--home", home.root)
@@ -77,13 +77,13 @@ def test_a_verdict_within_other_limits_or_on_another_run_does_not_pass(tmp_path:
         write_sealed(home.verdict("marin-8b-proxy", "kestrel", gate), verdict(True, getattr(kestrel.gates, gate)))
     run = {name: part for name, part in kestrel.model_dump(mode="json").items() if name != "start"} | {"start_step": 0}
     write_sealed(home.run("marin-8b-proxy", "kestrel") / "run.json", run)
-    assert verdict_here(recipe, kestrel, home)["state"] == "passed"
+    assert state_here(recipe, kestrel, home)["state"] == "done"
     write_sealed(home.run("marin-8b-proxy", "kestrel") / "run.json", run | {"stop_step": 659})
-    assert "stop_step" in verdict_here(recipe, kestrel, home)["why"]
+    assert "stop_step" in state_here(recipe, kestrel, home)["why"]
     write_sealed(home.run("marin-8b-proxy", "kestrel") / "run.json", run)
     loose = verdict(True, kestrel.gates.model) | {"thresholds": {}}
     write_sealed(home.verdict("marin-8b-proxy", "kestrel", "model"), loose)
-    assert verdict_here(recipe, kestrel, home) == {"state": "out of date", "why": "its verdict on model has other limits"}
+    assert state_here(recipe, kestrel, home) == {"state": "outdated", "why": "its verdict on model has other limits"}
 
 
 def test_nothing_is_made_in_a_home_that_is_not_there(show: Show, tmp_path: Path):
