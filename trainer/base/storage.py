@@ -57,7 +57,7 @@ def check_no_secret(url: str | None, field: str) -> None:
 def try_lock(file: IO[str]) -> bool:
     """Lock an open file until it is closed, or return False if another file object holds the lock, also in this process.
 
-    `is_locked` shares a free lock for a moment, so a conflict counts only if it lasts.
+    A conflict with the probe of `is_locked` ends within `PROBE_SECONDS`.
     """
     deadline = time.monotonic() + PROBE_SECONDS
     while True:
@@ -72,7 +72,7 @@ def try_lock(file: IO[str]) -> bool:
 
 
 def is_locked(place: Path) -> bool:
-    """Return whether any process holds the lock of a local file. Concurrent readers do not see each other."""
+    """Return whether a process holds the lock of a local file. Concurrent probes share the lock."""
     try:
         with open(place) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
