@@ -27,7 +27,7 @@ from phasewise.tasks.home import Home
 from phasewise.tasks.locks import PROCESS, AlreadyHeld, holder_of, holding
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import PhasewiseError, StorageError, is_full, number_in, refusal_of, storage_refusal
-from phasewise.trainer.base.storage import without_secrets
+from phasewise.trainer.base.storage import parse_json, without_secrets
 from phasewise.trainer.process.child_process import ending_with_reason, last_line, python_command
 
 DATA, CONTROL, LOCAL = "data", "control", "local"
@@ -354,7 +354,7 @@ def queued_runs(home: Home) -> list[QueuedRun]:
 
     def ask(path: str, body: bytes | None = None) -> Any:
         with urllib.request.urlopen(urllib.request.Request(f"{url}/{path}", body, headers), timeout=QUEUE_SECONDS) as answer:
-            return json.load(answer)
+            return parse_json(answer.read())
 
     found: list[QueuedRun] = []
     try:
