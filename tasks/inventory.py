@@ -1,6 +1,7 @@
 """The check of the files of a home that results depend on."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -149,8 +150,9 @@ class _Inventory:
             self.add_changed(folder, files_of(fields), folder / seal, remedy)
 
     def add_changed(self, folder: Path, files: Mapping[str, str], seal: Path, remedy: str) -> None:
-        for name in self._digests.changed(folder, files, seal):
-            self.add(folder / name, remedy)
+        with suppress(FileNotFoundError):  # its process deleted the folder meanwhile
+            for name in self._digests.changed(folder, files, seal):
+                self.add(folder / name, remedy)
 
     def add_documents(self, component: ComponentPlan) -> None:
         """Check the documents of a component with the records of its bundles."""

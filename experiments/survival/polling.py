@@ -94,11 +94,11 @@ class Poll:
     def truth(self) -> tuple[int, str]:
         """The number of the command, and `live` if it holds the home, `free` without a process, or `between`."""
         process, attempt = self.process, self.attempt
+        found = (one for one in psutil.process_iter(["cmdline"]) if str(self.home) in " ".join(one.info["cmdline"] or ()))
+        self.started.update(found)  # an ending process loses its command line before its locks
         if process is not None and process.poll() is None:
             holder = holder_of(self.home / "lock")
             return attempt, "live" if holder and holder.pid == process.pid else "between"
-        found = (one for one in psutil.process_iter(["cmdline"]) if str(self.home) in " ".join(one.info["cmdline"] or ()))
-        self.started.update(found)  # an ending process loses its command line before its locks
         return attempt, "between" if any(map(is_alive, self.started)) else "free"
 
     def judge(self, reader: str, states: dict[str, str], truth: tuple[int, str] | None) -> None:
