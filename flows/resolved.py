@@ -217,11 +217,11 @@ class Resolved:
             yield
 
     def working(self, phase: Phase, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> AbstractContextManager[None]:
-        """Lock a phase for a process that enters its stages, as in `tasks.phase_state.working`."""
+        """Lock a phase for a process of its stages (`tasks.phase_state.working`)."""
         return working(self.home, self.recipe.run_name, phase.name, what, on_wait=on_wait)
 
     def enter_stage(self, phase: Phase, state: State, *, why: str = "", flow_run: str = "") -> None:
-        """Write the stage of a phase, before its work."""
+        """Write the stage of a phase before the work."""
         enter_stage(self.home, self.recipe.run_name, phase.name, state, why=why, flow_run=flow_run)
 
     def note_origin(self) -> None:

@@ -113,7 +113,7 @@ def is_done(description: dict[str, Any]) -> bool:
 def print_description(description: dict[str, Any]) -> None:
     """Print a line per phase, with a line per outdated result, then the outdated results of the recipe.
 
-    Results of a phase with a live process are not listed: the process makes them.
+    Results of a phase with a live process are omitted, because the process writes the results.
     """
     console = Console(highlight=False, soft_wrap=True)
     for phase in description["phases"]:

@@ -331,7 +331,7 @@ def _full_disk(log: Path, reason: str, needed_bytes: int = 2**16) -> StorageErro
 
 
 class QueuedRun(NamedTuple):
-    """A flow run that is due and has no process. `phase` is empty for a whole recipe."""
+    """A due flow run without a process. `phase` is empty for a whole recipe."""
 
     recipe: str
     scale: str
@@ -341,7 +341,7 @@ class QueuedRun(NamedTuple):
 
 
 def queued_runs(home: Home) -> list[QueuedRun]:
-    """Return the due runs of phases and recipes of a home, of `PREFECT_API_URL` or the home's server. Without an answer there are none."""
+    """Return due runs of phases and recipes of a home, from `PREFECT_API_URL` or the home's server. Without an answer the list is empty."""
     holder = holder_of(home.server_lock)
     url = os.environ.get("PREFECT_API_URL") or (holder.url if holder else None)
     secret = os.environ.get("PREFECT_API_AUTH_STRING") or auth_of_running(home) or ""

@@ -24,7 +24,7 @@ COMPARED = ("start_step", "stop_step", "model", "optimizer", "learning_rate", "s
 
 
 def state_here(recipe: Recipe, phase: Phase, home: Home) -> dict[str, Any]:
-    """The state of a phase in a home, with the reason. The results count by their verdicts and settings, which are fast to read."""
+    """The state of a phase in a home, with the reason. Only verdicts and settings count, for speed."""
     settled = _settled_here(recipe, phase, home)
     if not home.is_local:
         return {"state": settled.state, "why": settled.why}

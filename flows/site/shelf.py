@@ -129,7 +129,7 @@ class PhaseFiles:
 
     @property
     def unreadable(self) -> tuple[str, ...]:
-        """The reasons that files of the phase cannot be parsed."""
+        """The reasons why files of the phase cannot be parsed."""
         return (*self.damaged, *(str(one) for one in self.verdicts.values() if isinstance(one, Damaged)))
 
     def evidence(self, gate: Gate) -> Path:
@@ -202,7 +202,7 @@ class Shelf:
         return {(recipe, scale) for recipe, _, scale in parts if scale in SCALES and NAME.fullmatch(recipe)}
 
     def _at_rest(self, found: Set, name: str, folders: Sequence[str]) -> PhaseFiles:
-        """Read a phase again if its process enters another stage meanwhile: then the files are of the stage."""
+        """Read a phase until its process stays in a stage, so that stage and files agree."""
         while True:
             files = self._read(found, name, folders, self._work(found, name))
             if not self.home.is_local or read_stage(self.home, found.run_name, name) == files.work.stage:

@@ -60,9 +60,9 @@ class ShownState:
 def state_of(
     files: PhaseFiles, record: PhaseRecord | None, *, parent: tuple[str, State] | None = None, queued: QueuedRun | None = None
 ) -> ShownState:
-    """Return the state of a phase with the work that `files` name. The results are those of `record`, or without it those of the files.
+    """Return the state of a phase with the work that `files` name. The results come from `record`, or without a record from the files.
 
-    `parent`: the parent's name and state, if the phase has a parent. `queued`: a due run of Prefect with the phase, if any.
+    `parent`: the parent's name and state, if the phase has a parent. `queued`: a due run of Prefect with the phase.
     """
     settled, decided = _settle(files)
     if record and (record.state != settled.state or record.state not in JUDGED):
@@ -82,7 +82,7 @@ def state_of(
 
 
 def _settle(files: PhaseFiles) -> tuple[PhaseState, str]:
-    """Return the state by the files alone, and the decision of a person as text."""
+    """Return the state by the files, and the decision of a person as text."""
     stopped, whys, decided = None, list[str](), ""
     asked = [(gate, files.rulings[gate], verdict, f"the verdict on its {GATE_WORDS[gate]}") for gate, verdict in files.judged]
     if not files.result and files.asked and isinstance(files.question, Verdict):
@@ -109,13 +109,13 @@ def _settle(files: PhaseFiles) -> tuple[PhaseState, str]:
 
 
 def in_words(states: Iterable[ShownState]) -> str:
-    """Count the phases in each state: `1 refused, 2 done, 3 not started`."""
+    """Count phases by state: `1 refused, 2 done, 3 not started`."""
     counts = Counter(state.word for state in states)
     return ", ".join(f"{count:,} {word}" for word, count in counts.items())
 
 
 class Checked(NamedTuple):
-    """A check of a recipe at a Unix time: phase → record with the stage at that time, or the problem that stopped the check."""
+    """A check of a recipe at a Unix time: phase → record with the stage at that time, or the problem of the check."""
 
     at: float
     records: dict[str, tuple[PhaseRecord, Stage | None]]

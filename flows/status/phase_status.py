@@ -129,7 +129,7 @@ class PhaseRecord:
         decisions: rulings on the verdicts, with the decisions of people. None without decisions.
         asked: the ruling on a question of the training that stops it.
         is_outdated: a result exists and is not current.
-        is_begun: the training began, or a later result exists.
+        is_begun: the training began.
     """
 
     phase: Phase
@@ -189,7 +189,7 @@ def read_records(resolved: Resolved) -> list[PhaseRecord]:
 
 
 def read_states(resolved: Resolved, phases: Iterable[Phase]) -> list[tuple[PhaseRecord, PhaseState]]:
-    """The records of phases with their states, parents first. A phase whose process enters another stage meanwhile is read again."""
+    """The records of phases with their states, parents first. A phase is read until its process stays in a stage."""
     home, run_name, states = resolved.home, resolved.recipe.run_name, dict[str, State]()
     found: list[tuple[PhaseRecord, PhaseState]] = []
     for phase in phases:
@@ -202,7 +202,7 @@ def read_states(resolved: Resolved, phases: Iterable[Phase]) -> list[tuple[Phase
 
 
 def read_at_rest(resolved: Resolved, phase: Phase) -> tuple[PhaseRecord, Work]:
-    """The record of a phase with the work on it, both of the same moment."""
+    """The record of a phase with the work on the phase, of one moment."""
     home, run_name, before = resolved.home, resolved.recipe.run_name, None
     while True:
         work = read_work(home, run_name, phase.name)
@@ -279,7 +279,7 @@ class Findings:
     is_outdated: bool = False
 
     def add(self, what: str, holds: bool, again: Again, why: str, *, had: bool = False) -> None:
-        """Add a result other than a verdict. `had`: the result exists."""
+        """Add a result, except verdicts. `had`: the result exists."""
         self.is_outdated |= had and not holds
         self.all.append(Finding(what=what, holds=holds, again=None if holds else again, why="" if holds else why))
 
