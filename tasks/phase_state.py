@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import PROCESS, Holder, holder_of, holding, lease_holder
-from phasewise.tasks.training.run_identity import newest_saved_step
 from phasewise.trainer.base.errors import PhasewiseError, TrainingDiverged, VerdictError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.run_folder import RunFolder
@@ -217,6 +216,8 @@ def state_now(
     if lives and state == State.QUEUED:
         return PhaseState(state=State.QUEUED, since=since)
     if settled.state == State.INTERRUPTED or (state in AT_WORK and (state, settled.state) != (State.PREPARING, State.OUTDATED)):
+        from phasewise.tasks.training.run_identity import newest_saved_step  # PyArrow, for the check of caches
+
         saved = newest_saved_step(folder.path)
         resumes = f"it resumes from step {saved:,}" if saved is not None else "it starts again"
         reasons = (f"while {state}" if state in AT_WORK else settled.why, stage.why if stage else "", resumes)
