@@ -24,6 +24,7 @@ from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import is_locked, parse_json, read_json, write_json
 from phasewise.trainer.base.wording import about
 
+LOCK_SUFFIX = ".lock"
 RECENT_BYTES = 2**16
 """End of the metrics that gives step and speed."""
 
@@ -119,7 +120,7 @@ def working(home: Home, run_name: str, phase: str, what: str, *, on_wait: Callab
     if path in _at_work:
         yield
         return
-    with holding(_lock(path), what, on_wait=on_wait) if home.is_local else nullcontext():
+    with holding(path.with_suffix(LOCK_SUFFIX), what, on_wait=on_wait) if home.is_local else nullcontext():
         _at_work.add(path)
         try:
             yield
@@ -159,7 +160,8 @@ def read_work(home: Home, run_name: str, phase: str) -> Work:
     """Return the stage of a phase with its holder. A stage that changes meanwhile is read again."""
     stage = read_stage(home, run_name, phase)
     while True:
-        process = _process_at(home, home.stage(run_name, phase))
+        holder = holder_of(home.stage(run_name, phase).with_suffix(LOCK_SUFFIX)) if home.is_local else None
+        process = (holder.process if holder else None) if home.is_local else lease_holder(home.run_lock)
         is_held = process is not None
         if process is None and stage is not None and stage.state is not None:  # the holder of the home may not have reached the phase
             holder = holder_of(home.run_lock) if home.is_local else None
@@ -168,17 +170,6 @@ def read_work(home: Home, run_name: str, phase: str) -> Work:
         if again == stage:
             return Work(stage, stage is not None and process == stage.process, is_held)
         stage = again
-
-
-def _process_at(home: Home, path: Path) -> str | None:
-    if not home.is_local:
-        return lease_holder(home.run_lock)
-    holder = holder_of(_lock(path))
-    return holder.process if holder else None
-
-
-def _lock(stage: Path) -> Path:
-    return stage.with_suffix(".lock")
 
 
 def settle(stopped: State | None, *, is_complete: bool, is_outdated: bool, is_begun: bool) -> State:

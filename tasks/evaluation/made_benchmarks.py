@@ -67,11 +67,6 @@ Search = Callable[[Texts], Collection[str]]
 """A function that returns those texts that training text of their component repeats."""
 
 
-def no_text(_: Texts) -> Collection[str]:
-    """Return nothing, for held-out text without training text."""
-    return ()
-
-
 def find_repeated(caches: Mapping[str, Path], tokenizer: Path, texts: Texts) -> set[str]:
     """Return the texts that the training cache of their component contains, in about its first `SEARCHED_TOKENS` tokens.
 
@@ -140,7 +135,7 @@ def cut_passages(held_out: HeldOut, cut: Cut) -> list[Passage]:
     return [passage for turn in zip_longest(*passages) for passage in turn if passage is not None]
 
 
-def _without_repeated(candidates: Sequence[tuple[Passage, str]], count: int, repeated: Search) -> list[Passage]:
+def _without_repeated(candidates: Sequence[tuple[Passage, str]], count: int, repeated: Search | None) -> list[Passage]:
     """Return the first `count` passages whose text is not repeated."""
     chosen: list[Passage] = []
     for start in range(0, len(candidates), 4 * count):
@@ -148,7 +143,7 @@ def _without_repeated(candidates: Sequence[tuple[Passage, str]], count: int, rep
         texts: defaultdict[str, list[str]] = defaultdict(list)
         for passage, text in some:
             texts[passage.component].append(text)
-        found = repeated(texts)
+        found = repeated(texts) if repeated else ()
         chosen += [passage for passage, text in some if text not in found]
         if len(chosen) >= count:
             break
@@ -229,7 +224,7 @@ class Baseline(Frozen):
     answer: str | None
 
 
-def build_word_order(held_out: HeldOut, repeated: Search = no_text) -> list[WordOrderItem]:
+def build_word_order(held_out: HeldOut, repeated: Search | None = None) -> list[WordOrderItem]:
     """Build up to `NUM_WORD_ORDER_ITEMS` items over all components. Exchanged words follow equal white space, so tokens are equal."""
     orders: dict[Passage, list[str]] = {}
     for passage in cut_passages(held_out, WORD_ORDER):
@@ -269,7 +264,7 @@ def build_word_order(held_out: HeldOut, repeated: Search = no_text) -> list[Word
     return items
 
 
-def build_next_word(held_out: HeldOut, repeated: Search = no_text) -> list[NextWordItem]:
+def build_next_word(held_out: HeldOut, repeated: Search | None = None) -> list[NextWordItem]:
     """Build up to `NUM_NEXT_WORD_ITEMS` items over all components. The answer is the most frequent follower of the opening's last word."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for document in [document for documents in held_out.values() for document in documents]:
@@ -377,7 +372,7 @@ class MadeItem(NamedTuple):
     text: str
 
 
-def write_benchmarks(folder: str | Path, held_out: HeldOut, repeated: Search = no_text) -> BenchmarkManifest:
+def write_benchmarks(folder: str | Path, held_out: HeldOut, repeated: Search | None = None) -> BenchmarkManifest:
     """Build the benchmarks from held-out documents that training text does not repeat, and write the manifest last."""
     word_order = build_word_order(held_out, repeated)
     next_word = build_next_word(held_out, repeated)

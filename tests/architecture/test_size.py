@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("trainer", "validations", "tasks", "flows", "deployments")
 MAX_FUNCTION_LINES, SMALL_FILE_LINES = 80, 80
 BUDGET = {
-    "lines": 56_860,
-    "files": 331,
+    "lines": 57_350,
+    "files": 332,
     "small files with one importer": 13,
     "functions per 100 lines of code": 6.5,
-    "lines of experiments": 8_310,
-    "lines of tests": 43_160,
+    "lines of experiments": 8_520,
+    "lines of tests": 43_390,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)

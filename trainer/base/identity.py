@@ -7,7 +7,7 @@ reader also detects a swapped file. The digest of code keys caches, indexes, evi
 import ast
 import hashlib
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -124,22 +124,24 @@ def files_of(*code: ModuleType | str) -> set[Path]:
     return found
 
 
+_fields: dict[type[ast.AST], list[str]] = {}
+
+
 @cache
 def digest_of_source(path: Path) -> str:
     """Return the digest of a file's syntax tree. (`ast.dump` would print fields that not every version of Python has.)"""
     tree = ast.parse(path.read_bytes())
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    ours = [node for node in imports if node.level == 0 and str(node.module).split(".")[0] == NAME]
-    imported = sorted(f"{alias.name} as {alias.asname}" for node in ours for alias in node.names)
-    parts: list[str] = []
-    _walk(tree, set(ours), parts)
-    return digest_of_bytes("\n".join([*parts, *imported]).encode())
+    parts, imported = list[str](), list[str]()
+    _walk(tree, parts, imported)
+    return digest_of_bytes("\n".join([*parts, *sorted(imported)]).encode())
 
 
-def _walk(value: Any, left_out: Set[ast.AST], parts: list[str]) -> None:
+def _walk(value: Any, parts: list[str], imported: list[str]) -> None:
     if isinstance(value, ast.AST):
         parts.append(f"({type(value).__name__}")
-        for name, field in sorted(ast.iter_fields(value)):
+        if (names := _fields.get(type(value))) is None:
+            names = _fields[type(value)] = sorted(value._fields)
+        for name, field in [(name, getattr(value, name)) for name in names if hasattr(value, name)]:
             if name == "body" and isinstance(value, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 texts = [each for each in field if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)]
                 docstrings = [each for each in texts if isinstance(cast(ast.Constant, each.value).value, str)]
@@ -148,13 +150,15 @@ def _walk(value: Any, left_out: Set[ast.AST], parts: list[str]) -> None:
                 field = [part for part in field if not (isinstance(part, ast.Constant) and part.value == "")]
             if name not in NOT_CODE and not (name != "value" and field is None) and field != []:
                 parts.append(f".{name}")
-                _walk(field, left_out, parts)
+                _walk(field, parts, imported)
         parts.append(")")
     elif isinstance(value, list):
         parts.append("[")
         for each in value:
-            if each not in left_out:
-                _walk(each, left_out, parts)
+            if isinstance(each, ast.ImportFrom) and each.level == 0 and str(each.module).split(".")[0] == NAME:
+                imported += [f"{alias.name} as {alias.asname}" for alias in each.names]
+            else:
+                _walk(each, parts, imported)
         parts.append("]")
     else:
         parts.append(f"{type(value).__name__} {value!r}")
