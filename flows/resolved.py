@@ -212,17 +212,13 @@ class Resolved:
         """
         with self.home.held(what, on_wait=on_wait), self.home.kept(self.recipe.run_name):
             for phase in queues:
-                self.enter_stage(phase, State.QUEUED)
+                enter_stage(self.home, self.recipe.run_name, phase.name, State.QUEUED)
             self.note_origin()
             yield
 
     def working(self, phase: Phase, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> AbstractContextManager[None]:
         """Lock a phase for a process of its stages (`tasks.phase_state.working`)."""
         return working(self.home, self.recipe.run_name, phase.name, what, on_wait=on_wait)
-
-    def enter_stage(self, phase: Phase, state: State, *, why: str = "", flow_run: str = "") -> None:
-        """Write the stage of a phase before the work."""
-        enter_stage(self.home, self.recipe.run_name, phase.name, state, why=why, flow_run=flow_run)
 
     def note_origin(self) -> None:
         """Write the file of the recipe to the home."""

@@ -122,25 +122,18 @@ def working(home: Home, run_name: str, phase: str, what: str, *, on_wait: Callab
         return
     with holding(path.with_suffix(LOCK_SUFFIX), what, on_wait=on_wait) if home.is_local else nullcontext():
         _at_work.add(path)
+        ends = True
         try:
             yield
-        except (VerdictError, TrainingDiverged):  # the verdict has the reason
-            _end_stage(home, run_name, phase)
-            raise
-        except PhasewiseError as error:
-            if stage := read_stage(home, run_name, phase):
+        except BaseException as error:
+            ends = isinstance(error, (VerdictError, TrainingDiverged))  # the verdict has the reason
+            if isinstance(error, PhasewiseError) and not ends and (stage := read_stage(home, run_name, phase)):
                 enter_stage(home, run_name, phase, stage.state, why=str(error).partition("\n")[0], flow_run=stage.flow_run)
             raise
-        else:
-            _end_stage(home, run_name, phase)
         finally:
+            if ends and (stage := read_stage(home, run_name, phase)) and stage.state in AT_WORK:
+                enter_stage(home, run_name, phase, None, flow_run=stage.flow_run)
             _at_work.discard(path)
-
-
-def _end_stage(home: Home, run_name: str, phase: str) -> None:
-    stage = read_stage(home, run_name, phase)
-    if stage and stage.state in AT_WORK:
-        enter_stage(home, run_name, phase, None, flow_run=stage.flow_run)
 
 
 class Work(NamedTuple):
@@ -149,11 +142,6 @@ class Work(NamedTuple):
     stage: Stage | None
     is_live: bool
     is_held: bool
-
-    @property
-    def state(self) -> State | None:
-        """The state of the stage."""
-        return self.stage.state if self.stage else None
 
 
 def read_work(home: Home, run_name: str, phase: str) -> Work:
@@ -191,7 +179,8 @@ def state_now(
 
     `work`: read before the results. `parent`: the parent's name and state, if the phase has a parent.
     """
-    folder, stage, state, lives = RunFolder(home.run(run_name, phase)), work.stage, work.state, work.is_live
+    folder, stage, lives = RunFolder(home.run(run_name, phase)), work.stage, work.is_live
+    state = stage.state if stage else None
     since = stage.since if stage else ""
     if work.is_held and not lives and home.is_local:  # its process did not write the first stage yet
         state, since, lives = State.PREPARING, "", True
@@ -207,9 +196,9 @@ def state_now(
     if lives and state == State.QUEUED:
         return PhaseState(state=State.QUEUED, since=since)
     if settled.state == State.INTERRUPTED or (state in AT_WORK and (state, settled.state) != (State.PREPARING, State.OUTDATED)):
-        from phasewise.tasks.training.run_identity import newest_saved_step  # PyArrow, for the check of caches
+        from phasewise.tasks.training.run_identity import last_saved_step  # PyArrow, for the check of caches
 
-        saved = newest_saved_step(folder.path)
+        saved = last_saved_step(folder.path)
         resumes = f"it resumes from step {saved:,}" if saved is not None else "it starts again"
         reasons = (f"while {state}" if state in AT_WORK else settled.why, stage.why if stage else "", resumes)
         why = "; ".join(filter(None, reasons))

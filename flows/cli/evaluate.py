@@ -24,7 +24,7 @@ from phasewise.tasks.evaluation.benchmark_definitions import find_suite
 from phasewise.tasks.evaluation.needles import NAME, Haystack, lengths_of, needle_suite, words_of_folder
 from phasewise.tasks.evaluation.own_benchmarks import include_of, suite_of_tasks
 from phasewise.tasks.home import Home
-from phasewise.tasks.phase_state import State
+from phasewise.tasks.phase_state import State, enter_stage
 from phasewise.tasks.training.pretrained import chat_template_of
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.validations.evidence.floor import measure_floor
@@ -75,7 +75,7 @@ def evaluate_by(target: str, scale: Scale | None, home: str | None, options: dic
     purpose = f"`phasewise evaluate {target}`"
     with resolved.kept(purpose), resolved.working(phase, purpose):
         run, result = trained_run(resolved, phase)
-        resolved.enter_stage(phase, State.EVALUATING)
+        enter_stage(resolved.home, resolved.recipe.run_name, phase.name, State.EVALUATING)
         from phasewise.tasks.evaluation.phase_evaluation import evaluate_apart, request_evaluation
 
         evaluation = evaluate_apart(request_evaluation(run, result, resolved.plan, phase.evaluation.measured))

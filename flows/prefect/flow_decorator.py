@@ -34,6 +34,7 @@ from phasewise.flows.resolved import Resolved, resolving_once
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import Holder
 from phasewise.tasks.phase_state import State as PhaseState
+from phasewise.tasks.phase_state import enter_stage
 from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones, say
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, refused_by_system
 
@@ -172,7 +173,7 @@ def this_run() -> str:
 
 def at_stage(resolved: Resolved, phase: Phase, state: PhaseState, *, why: str = "") -> None:
     """Write the stage of a phase with the id of this flow run."""
-    resolved.enter_stage(phase, state, why=why, flow_run=str(current.id or ""))
+    enter_stage(resolved.home, resolved.recipe.run_name, phase.name, state, why=why, flow_run=str(current.id or ""))
 
 
 def set_state(state: State) -> State:

@@ -192,21 +192,21 @@ class Shelf:
         return next(iter(self.phases(found, name)), None)
 
     def phases(self, found: Set, only: str | None = None) -> list[PhaseFiles]:
-        """Return the files of all phases, or of the phase `only`."""
+        """Return the files of all phases, or of the phase `only`. A phase is read until its process stays in a stage."""
+        read: list[PhaseFiles] = []
         folders = sorted(path.name for path in _entries(self.home.work / "runs" / found.run_name))
-        return [self._at_rest(found, name, folders) for name in self.phase_names(found) if only in (None, name)]
+        for name in [name for name in self.phase_names(found) if only in (None, name)]:
+            while True:
+                files = self._read(found, name, folders, self._work(found, name))
+                if not self.home.is_local or read_stage(self.home, found.run_name, name) == files.work.stage:
+                    break
+            read.append(files)
+        return read
 
     def _in_home(self) -> set[tuple[str, str]]:
         names = {path.name for kind in ("runs", "verdicts") for path in _entries(self.home.work / kind)}
         parts = (name.rpartition("-") for name in names)
         return {(recipe, scale) for recipe, _, scale in parts if scale in SCALES and NAME.fullmatch(recipe)}
-
-    def _at_rest(self, found: Set, name: str, folders: Sequence[str]) -> PhaseFiles:
-        """Read a phase until its process stays in a stage, so that stage and files agree."""
-        while True:
-            files = self._read(found, name, folders, self._work(found, name))
-            if not self.home.is_local or read_stage(self.home, found.run_name, name) == files.work.stage:
-                return files
 
     def _work(self, found: Set, name: str) -> Work:
         now = time.monotonic()

@@ -35,14 +35,9 @@ def has_result_of(folder: Path, run: RunConfig) -> bool:
     return (read_result(folder) or {}).get("run_digest") == run.digest
 
 
-def last_saved_step(run: RunConfig) -> int | None:
-    """Return the step of the newest committed checkpoint."""
-    return newest_saved_step(as_path(run.output))
-
-
-def newest_saved_step(run_folder: Path) -> int | None:
-    """Return the step of the newest committed checkpoint in the folder of a run."""
-    folder = RunFolder(run_folder).checkpoints
+def last_saved_step(run: RunConfig | Path) -> int | None:
+    """Return the step of the newest committed checkpoint of a run, or of a run's folder."""
+    folder = RunFolder(run if isinstance(run, Path) else as_path(run.output)).checkpoints
     return next((step for step in reversed(saved_steps(folder)) if is_committed(folder / str(step))), None)
 
 
