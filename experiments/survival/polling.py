@@ -122,8 +122,9 @@ class Poll:
 
 
 def is_alive(process: psutil.Process) -> bool:
+    """A process keeps its locks until its last thread ends, also if its first thread is a zombie."""
     with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
     return False
 
 

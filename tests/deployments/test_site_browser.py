@@ -14,6 +14,7 @@ from phasewise.flows.site.export import write_site
 from phasewise.flows.site.shelf import Set, Shelf
 from phasewise.flows.site.site import Site
 from phasewise.tasks.home import Home
+from phasewise.tasks.phase_state import State, enter_stage, working
 from phasewise.tasks.report.html import CHECKING
 from tests.chromium import CHROMIUM, NEEDS_CHROMIUM
 from tests.flows.site.homes import RUN_NAME, row, site_of, write_home
@@ -117,15 +118,16 @@ def test_a_page_is_accessible_fits_a_phone_and_asks_nobody_else(open_page: Open,
 def test_numbers_and_curve_are_updated_while_one_watches(open_page: Open, tmp_path: Path) -> None:
     home = write_home(tmp_path / "home")
     metrics = home.run(RUN_NAME, "puma") / "metrics.jsonl"
-    with served(site_of(home)) as url:
+    with served(site_of(home)) as url, working(home, RUN_NAME, "puma", "a test"):
         page = open_page("zoo/own/puma", at=url).page
         page.evaluate("window.sameDocument = true")
+        enter_stage(home, RUN_NAME, "puma", State.TRAINING)
         curve = page.locator("[data-part=training] svg path").first.get_attribute("d")
         with metrics.open("a") as opened:
             opened.write("".join(json.dumps(row(step, loss=1.2345)) + "\n" for step in range(61, 71)))
         page.get_by_text("Training", exact=True).first.wait_for()
         page.locator("[data-part=training] dd b", has_text="70").first.wait_for()
-        page.locator("[data-part=state]", has_text="Training.").wait_for()
+        page.locator("[data-part=state]", has_text="Training: step 70 of 80").wait_for()
         page.locator(".live-word", has_text="updated while you watch").wait_for()
         assert "1.234" in page.locator("[data-part=training]").inner_text()
         assert page.locator("[data-part=training] svg path").first.get_attribute("d") != curve
