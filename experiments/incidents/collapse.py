@@ -22,6 +22,7 @@ import numpy as np
 from phasewise.flows.recipes.scales import COLLAPSED_SHARE
 from phasewise.flows.recipes.words import WITHOUT_AVERAGE, adamw, afmoe, always, constant, linear, order, stability
 from phasewise.tasks.home import Home
+from phasewise.tasks.phase_state import State
 from phasewise.tasks.report.contents import PhaseReport, Report, VerdictReport
 from phasewise.tasks.report.html import write_report
 from phasewise.tasks.report.sections import routing_of
@@ -149,7 +150,7 @@ def report_of(trained: Sequence[Trained]) -> Report:
                 routing=routing_of(one.rows, LIMITS.max_violation),
                 final_loss=one.rows[-1]["loss"],
                 verdicts=(VerdictReport(name="training", counts=one.verdict.counts, reasons=reasons, accepted=(), path=path),),
-                state="refused" if one.is_stopped else "done",
+                state=State.REFUSED if one.is_stopped else State.DONE,
             )
         )
     return Report(
