@@ -1,5 +1,6 @@
 """Sizes of the folders of a home, and the folders that neither a result nor a recipe needs."""
 
+import os
 import re
 import shutil
 from collections.abc import Collection, Iterable
@@ -33,12 +34,12 @@ class Removable(NamedTuple):
 def size_of(path: Path) -> int:
     """Return the bytes of a file, or of all files in a folder. Raises DataError for a pipe or a device, whose reader would hang."""
     total = 0
-    for file in (path, *path.rglob("*")):
-        with suppress(FileNotFoundError):  # a file may vanish meanwhile
+    inner = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    for file in inner if path.is_dir() else (path,):
+        with suppress(FileNotFoundError):  # a live process deletes files and folders meanwhile
             if has_no_end(file):
                 raise DataError(f"{file}: expected a file, found a pipe, a socket or a device. Delete it and run the command again.")
-            if not file.is_dir():
-                total += file.lstat().st_size
+            total += os.lstat(file).st_size
     return total
 
 

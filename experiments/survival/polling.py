@@ -65,6 +65,14 @@ class Poll:
     started: set[psutil.Process] = field(default_factory=set[psutil.Process])
     ended: threading.Event = field(default_factory=threading.Event)
 
+    def watch(self) -> None:
+        """Poll, and count an end of the readers by an error as a false state."""
+        try:
+            self.work()
+        except Exception as error:
+            self.false.append(f"the readers ended: {error!r}")
+            raise
+
     def work(self) -> None:
         opened = Home.at(str(self.home), reads_only=True)
         site = Site(Shelf(opened, [str(self.recipe)]))
@@ -163,7 +171,7 @@ def main(words: Sequence[str]) -> int:
             if number:
                 shutil.copytree(folder / f"home-{number - 1}" / compiled, home / compiled)
             poll = Poll(home, recipe, given.every_seconds)
-            thread = threading.Thread(target=poll.work)
+            thread = threading.Thread(target=poll.watch)
             thread.start()
             try:
                 poll.counts["kills"] += run_with_kills(rig, poll, draw)

@@ -16,7 +16,7 @@ BUDGET = {
     "files": 332,
     "small files with one importer": 13,
     "functions per 100 lines of code": 6.5,
-    "lines of experiments": 8_520,
+    "lines of experiments": 8_530,
     "lines of tests": 43_400,
 }
 """Of product code, but for the last two."""
