@@ -43,7 +43,7 @@ class Files:
 
     def json(self, path: Path) -> dict[str, Any] | Damaged | None:
         """Parse a JSON object."""
-        return self.read("json", path, lambda path: read_sealed(path))
+        return self.read("json", path, read_sealed)
 
     def read(self, kind: str, path: Path, read: Callable[[Path], T]) -> T | Damaged | None:
         """Return the result of `read`, cached until the file's inode, size or times change."""

@@ -84,10 +84,10 @@ def state_of(
 def _settle(files: PhaseFiles) -> tuple[PhaseState, str]:
     """Return the state by the files, and the decision of a person as text."""
     stopped, whys, decided = None, list[str](), ""
-    asked = [(gate, files.rulings[gate], verdict, f"the verdict on its {GATE_WORDS[gate]}") for gate, verdict in files.judged]
+    asked = [(files.rulings[gate], verdict, f"the verdict on its {GATE_WORDS[gate]}") for gate, verdict in files.judged]
     if not files.result and files.asked and isinstance(files.question, Verdict):
-        asked.append(("health", files.asked, files.question, "its training"))
-    for _, ruling, verdict, name in asked:
+        asked.append((files.asked, files.question, "its training"))
+    for ruling, verdict, name in asked:
         if ruling.decision or ruling.void:
             who = ruling.decision
             decided = f"{who.words.partition(' ')[0]} by {cut(who.who, 80)}: {cut(who.reason, 300)}" if who else cut(ruling.void, 300)

@@ -41,7 +41,7 @@ MAX_ITEMS_PER_ANSWER = 8
 FORMAT_VERSION = 2
 REPEATED = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.7, max_items=0)
 """Slightly stricter than a recipe's limits, so that their check of the data rarely finds an item."""
-SEARCHED_TOKENS = 16_000_000
+SEARCHED_TOKENS = 64_000_000
 MANIFEST_NAME = "manifest.json"
 HeldOut = Mapping[str, Sequence[HeldOutDocument]]
 
@@ -68,7 +68,7 @@ Search = Callable[[Texts], Collection[str]]
 
 
 def find_repeated(caches: Mapping[str, Path], tokenizer: Path, texts: Texts) -> set[str]:
-    """Return the texts that the training cache of their component contains, in about its first `SEARCHED_TOKENS` tokens.
+    """Return the texts that the training cache of their component contains in its first tokens. The components share `SEARCHED_TOKENS`.
 
     A page frame or a generated sentence stands in many documents of a component, and is no test of a model.
     """
@@ -84,7 +84,9 @@ def find_repeated(caches: Mapping[str, Path], tokenizer: Path, texts: Texts) -> 
         manifest = read_manifest(caches[component])
         detokenize = open_detokenizer(find_tokenizer(caches[component], manifest, tokenizer.parents[2:3]))
         before = accumulate((shard.tokens for shard in manifest.shards), initial=0)
-        for shard in [number for number, tokens in zip(range(len(manifest.shards)), before, strict=False) if tokens < SEARCHED_TOKENS]:
+        for shard in [
+            number for number, tokens in zip(range(len(manifest.shards)), before, strict=False) if tokens < SEARCHED_TOKENS // len(texts)
+        ]:
             scan = scan_documents(cache_documents(caches[component], detokenize, shard), index, REPEATED)
             found.update(ids[hit.item] for hit in scan.hits)
     return found
