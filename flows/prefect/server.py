@@ -167,7 +167,8 @@ def check_given_server() -> None:
 
 
 def _unanswered(error: Exception) -> PhasewiseError:
-    found = f"{type(error).__name__}: {without_secrets(str(error).splitlines()[0])}".rstrip(".: ")
+    said = str(error).partition("\n")[0]  # empty for some time-outs
+    found = f"{type(error).__name__}: {without_secrets(said)}".rstrip(".: ")
     return PhasewiseError(
         f"the Prefect server: expected an answer, found {found}. Check PREFECT_API_URL and PREFECT_API_AUTH_STRING if they are set, and "
         "run the same command again: finished work is kept."
@@ -342,9 +343,9 @@ class QueuedRun(NamedTuple):
 
 def queued_runs(home: Home) -> list[QueuedRun]:
     """Return due runs of phases and recipes of a home, from `PREFECT_API_URL` or the home's server. Without an answer the list is empty."""
-    holder = holder_of(home.server_lock)
-    url = os.environ.get("PREFECT_API_URL") or (holder.url if holder else None)
-    secret = os.environ.get("PREFECT_API_AUTH_STRING") or auth_of_running(home) or ""
+    url, secret = os.environ.get("PREFECT_API_URL"), os.environ.get("PREFECT_API_AUTH_STRING") or ""
+    if not url and (holder := holder_of(home.server_lock)):
+        url, secret = holder.url, auth_of_running(home) or ""  # the secret of the home is for its own server
     if not url:
         return []
     headers = {"Content-Type": "application/json", "Authorization": f"Basic {b64encode(secret.encode()).decode()}"}
