@@ -17,7 +17,7 @@ BUDGET = {
     "small files with one importer": 13,
     "functions per 100 lines of code": 6.5,
     "lines of experiments": 8_530,
-    "lines of tests": 43_400,
+    "lines of tests": 43_410,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)

@@ -5,6 +5,8 @@ import email.policy
 import os
 import re
 import shutil
+import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -25,6 +27,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from phasewise.deployments.site_process import bind_problem
+from phasewise.flows.prefect import server as server_module
 from phasewise.flows.prefect.access import AUTH_NAME, AUTH_VARIABLES, auth_of, auth_of_running, hide_from_children, keep_links, page_token
 from phasewise.flows.prefect.email_block import Mail
 from phasewise.flows.prefect.server import MAX_RESTARTS, OwnServer, own_server, server_for
@@ -333,3 +336,18 @@ def test_a_server_that_refuses_or_is_not_there_is_named_and_no_password_is_said(
     assert taken == []
     with pytest.raises(ValidationError, match="sender"):
         Mail(host="127.0.0.1", sender="nobody", recipients=["ada@example.org"])
+
+
+def test_the_secret_of_a_home_is_not_sent_to_a_given_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "auth_of_running", lambda _home: "secret")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{listening.getsockname()[1]}/api")
+        monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
+        reader = threading.Thread(target=server_module.queued_runs, args=(Home(tmp_path, reads_only=True),))
+        reader.start()
+        connection, _ = listening.accept()
+        with connection:
+            asked = connection.recv(2**16).decode()
+        listening.close()
+        reader.join()
+    assert "Authorization: Basic \r\n" in asked
