@@ -135,8 +135,8 @@ def _add_pages(app: FastAPI, site: Site) -> None:
         return pages.home_page(site, Links(""))
 
     @app.get("/compare", response_class=HTMLResponse)
-    def compare(left: str = "", right: str = "") -> str:
-        return pages.compare_page(site, Links("compare"), left, right)
+    def compare(phase: Annotated[list[str], Query(default_factory=list)]) -> str:
+        return pages.compare_page(site, Links("compare"), phase)
 
     @app.get("/search", response_class=HTMLResponse)
     def search(q: Annotated[str, Query()] = "") -> str:

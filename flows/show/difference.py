@@ -38,17 +38,19 @@ def describe_difference(target: str, scale: Scale, names: tuple[str, str]) -> di
     return {"recipe": recipe_name, "scale": scale, "phases": list(names), "fields": fields}
 
 
-def aligned(first: Any, second: Any) -> tuple[Any, Any]:
-    """Both values with equal numbers of stages. Missing stages repeat the last value, without a step."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        pairs = {name: aligned(first[name], second[name]) for name in first if name in second}
-        return {**first, **{name: pair[0] for name, pair in pairs.items()}}, {**second, **{name: pair[1] for name, pair in pairs.items()}}
-    if _is_by_steps(first) and _is_by_steps(second):
-        stages: list[Any] = [first, second]
-        length = max(len(first), len(second))
-        padded = [entries + [[None, entries[-1][1]]] * (length - len(entries)) for entries in stages]
-        return padded[0], padded[1]
-    return first, second
+def aligned(*values: Any) -> tuple[Any, ...]:
+    """All values with equal numbers of stages. Missing stages repeat the last value, without a step."""
+    if all(isinstance(value, dict) for value in values):
+        found: list[dict[str, Any]] = [dict(value) for value in values]
+        for name in {name: None for value in found for name in value}:
+            having = [value for value in found if name in value]
+            for value, part in zip(having, aligned(*(value[name] for value in having)), strict=True):
+                value[name] = part
+        return tuple(found)
+    if all(_is_by_steps(value) for value in values):
+        length = max(map(len, values))
+        return tuple(entries + [[None, entries[-1][1]]] * (length - len(entries)) for entries in values)
+    return values
 
 
 def fields_of(phase: dict[str, Any]) -> dict[str, Any]:

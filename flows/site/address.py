@@ -14,7 +14,7 @@ SCALES = ("proxy", "130m", "370m", "1b", "3b", "full", "own")
 STATIC, DOCS, REPORT, EVIDENCE = "-/static", "-/docs", "-/report", "-/evidence"
 """Folders of files. No recipe has the name `-`."""
 COMPARISON = "compare/{}/with/{}"
-"""Path of an exported comparison of two phases."""
+"""Path of an exported comparison of a phase with its parent."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -64,6 +64,6 @@ class Links:
         address = quote(posixpath.relpath(path, self.here or ".")) if self.is_static else f"/{quote(path)}"
         return address + (f"#{quote(anchor)}" if anchor else "")
 
-    def compare(self, left: "PhaseAddress | str", right: "PhaseAddress | str") -> str:
+    def compare(self, *phases: "PhaseAddress | str") -> str:
         """Return the URL of a comparison. Exported files only compare phases with their parents."""
-        return self.page(COMPARISON.format(left, right)) if self.is_static else self.page("compare", left=left, right=right)
+        return self.page(COMPARISON.format(*phases)) if self.is_static else f"/compare?{urlencode([('phase', str(one)) for one in phases])}"

@@ -87,7 +87,7 @@ def _files(site: Site, sets: list[Set]) -> Iterator[tuple[str, str | bytes]]:
             if files.parent in names:
                 left = str(files.address._replace(phase=files.parent))
                 comparison = COMPARISON.format(left, path)
-                yield comparison, pages.compare_page(site, links(comparison), left, path)
+                yield comparison, pages.compare_page(site, links(comparison), [left, path])
         for target, source in copied.items():
             for file in sorted(source.rglob("*")):
                 if file.suffix in (".html", ".css") and file.is_file():

@@ -1,6 +1,7 @@
 """Plan and results of a phase: settings, comparisons with the parent and other phases, files with digests."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from phasewise.flows.show.difference import ABSENT, aligned, cell_of, fields_of
@@ -18,8 +19,11 @@ from phasewise.validations.verdict import Verdict
 
 NOT_A_SETTING = ("start", "recipe", "scale", "phase", "caches", "held_out", "output", "verdict")
 NOT_A_PLAN = ("tokenizer", "recipe", "scale", "phase", "caches", "held_out", "output", "verdict", "checkpoint")
-MAX_DIFFERENCES = 400
+TOPICS = dict.fromkeys(("start step", "stop step", "tokens", "lineage tokens", "sequences"), "steps and tokens")
+"""Fields that share a topic. Other fields are their own topic."""
+TOPIC_STAGE = re.compile(r"( \d+)?( from step)?$")
 PLACES = 3
+OF_COMPONENT = "bits per byte, "
 
 
 class Plan(NamedTuple):
@@ -81,19 +85,36 @@ def _spans(entries: list[Any]) -> tuple[tuple[int, tuple[tuple[str, float], ...]
     )
 
 
-def differences_of(left: dict[str, Any], right: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the different fields of two plans with both values. Schedules are compared stage by stage."""
-    plans = [{name: value for name, value in plan.items() if name not in NOT_A_PLAN} for plan in (left, right)]
-    for plan in plans:
+class Topic(NamedTuple):
+    """A topic of the settings, such as the optimizer, with its differing fields and their values by phase."""
+
+    name: str
+    fields: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def topics_of(plans: Sequence[Mapping[str, Any]]) -> tuple[list[Topic], list[str]]:
+    """Return the topics with differing fields, and a key for each plan that leaves out its seeds.
+
+    Schedules are compared stage by stage.
+    """
+    shown = [{name: value for name, value in plan.items() if name not in NOT_A_PLAN} for plan in plans]
+    for plan in shown:
         if isinstance(start := plan.get("start"), dict):
             plan["start"] = {name: value for name, value in start.items() if name not in NOT_A_PLAN}
-    both = [fields_of(one) for one in aligned(*plans)]
-    names = [name for name in {**both[0], **both[1]} if both[0].get(name, ABSENT) != both[1].get(name, ABSENT)]
-    rows: list[tuple[str, str, str]] = []
-    for name in names[:MAX_DIFFERENCES]:
-        before, after = (cell_of(fields[name], name) if name in fields else "–" for fields in both)
-        rows.append((name.replace("_", " ").replace(".", ": ", 1), before, after))
-    return rows
+    every = [fields_of(one) for one in aligned(*shown)]
+    topics: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    seeds: set[str] = set()
+    for name in {name: None for fields in every for name in fields}:
+        found = [fields.get(name, ABSENT) for fields in every]
+        if all(value == found[0] for value in found):
+            continue
+        if name.rpartition(".")[2] == "seed":
+            seeds.add(name)
+        topic = TOPIC_STAGE.sub("", name.partition(".")[0]).replace("_", " ")
+        values = tuple(cell_of(value, name) if value != ABSENT else MISSING for value in found)
+        topics.setdefault(TOPICS.get(topic, topic), []).append((name.replace("_", " ").replace(".", ": ", 1), values))
+    keys = [repr(sorted((name, value) for name, value in fields.items() if name not in seeds)) for fields in every]
+    return [Topic(name, tuple(fields)) for name, fields in topics.items()], keys
 
 
 def measured_rows(files: PhaseFiles) -> tuple[MeasuredRow, ...]:
@@ -121,29 +142,37 @@ def _is_same_text(mine: Mapping[str, Any], theirs: Mapping[str, Any], component:
     return texts[0] is not None and texts[0] == texts[1]
 
 
-def scores_of(left: PhaseFiles, right: PhaseFiles) -> list[tuple[str, str, str, str, str]]:
-    """Return name, both values, difference and note of each score and bits per byte. A figure on other items or text has no difference."""
-    evaluations = mine, theirs = left.evaluation, right.evaluation
-    rows: list[tuple[str, Any, Any, str]] = []
-    if left.result or right.result:
-        rows.append(("final training loss", left.result.get("final_loss"), right.result.get("final_loss"), "each on its own data"))
-    scores = [{f"{one['benchmark']} {one['metric']}": float(one["value"]) for one in each.get("results", [])} for each in evaluations]
-    note = "" if mine.get("benchmarks_digest") == theirs.get("benchmarks_digest") else "other items"
-    rows += [(name, scores[0].get(name), scores[1].get(name), note) for name in dict.fromkeys([*scores[0], *scores[1]])]
-    bits = [known(each.get("bits_per_byte")) for each in evaluations]
-    notes = {name: "" if _is_same_text(mine, theirs, name) else "other text" for name in sorted({*bits[0], *bits[1]})}
-    means = mine.get("macro_bits_per_byte"), theirs.get("macro_bits_per_byte")
-    if means != (None, None):
-        rows.append(("macro bits per byte", *means, "means over other text" if any(notes.values()) else ""))
-    rows += [(f"bits per byte, {name}", bits[0].get(name), bits[1].get(name), note) for name, note in notes.items()]
-    shown: list[tuple[str, str, str, str, str]] = []
-    for name, one, other, note in rows:
-        difference = MISSING
-        if one is None or other is None:
-            note = ""
-        elif not note:
-            difference = signed(float(other) - float(one), places=PLACES)
-        shown.append((name, decimal(one, places=PLACES), decimal(other, places=PLACES), difference, note))
+class Score(NamedTuple):
+    """A figure of a compared phase. `difference`: to the first phase, if both have the same items or text."""
+
+    value: str
+    difference: str = ""
+    note: str = ""
+
+
+def scores_of(phases: Sequence[PhaseFiles]) -> tuple[dict[str, tuple[Score, ...]], dict[str, tuple[Score, ...]]]:
+    """Return name → figures by phase: loss, scores and the mean of bits per byte, then the bits per byte of each component."""
+    figures: dict[str, list[tuple[Any, tuple[str, object]]]] = {}  # value, and a key of the measured items or text
+    for place, files in enumerate(phases):
+        found, texts = files.evaluation, known(files.evaluation.get("measured_on"))
+        bits, mean = known(found.get("bits_per_byte")), found.get("macro_bits_per_byte")
+        rows: list[tuple[str, Any, tuple[str, object]]] = [("final training loss", files.result.get("final_loss"), ("data", place))]
+        for one in found.get("results", []):
+            rows.append((f"{one['benchmark']} {one['metric']}", float(one["value"]), ("items", found.get("benchmarks_digest"))))
+        rows.append(("macro bits per byte", mean, ("means over text", tuple((name, texts.get(name, place)) for name in sorted(bits)))))
+        rows += [(f"{OF_COMPONENT}{name}", bits[name], ("text", texts.get(name, place))) for name in sorted(bits)]
+        for name, value, key in rows:
+            figures.setdefault(name, [(None, ("", None))] * len(phases))[place] = (value, key)
+    shown: tuple[dict[str, tuple[Score, ...]], dict[str, tuple[Score, ...]]] = {}, {}
+    for name, of_phases in figures.items():
+        (first, first_key), scores = of_phases[0], list[Score]()
+        for place, (value, key) in enumerate(of_phases):
+            is_compared = place > 0 and value is not None and first is not None
+            difference = signed(value - first, places=PLACES) if is_compared and key == first_key else ""
+            note = f"other {key[0]}" if is_compared and key != first_key else ""
+            scores.append(Score(decimal(value, places=PLACES), difference, note))
+        if any(value is not None for value, _ in of_phases):
+            shown[name.startswith(OF_COMPONENT)][name.removeprefix(OF_COMPONENT)] = tuple(scores)
     return shown
 
 

@@ -1,13 +1,14 @@
 """Functions that render pages as HTML, and the search over recipes, phases, components, checks and reasons."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from phasewise.flows.site.address import GATES, Gate, Links, PhaseAddress
-from phasewise.flows.site.outcome import bits_per_byte, differences_of, files_of, measured_rows, plan_of, scores_of
+from phasewise.flows.site.outcome import bits_per_byte, files_of, measured_rows, plan_of, scores_of, topics_of
 from phasewise.flows.site.shelf import PhaseFiles, Set, known
 from phasewise.flows.site.site import ShownState, Site, in_words
 from phasewise.flows.site.tables import Asked, tables_of
-from phasewise.flows.site.training import events_of, pair_of_curves, roll_backs_of, training_of
+from phasewise.flows.site.training import curves_of, events_of, roll_backs_of, training_of
 from phasewise.flows.status.summary import reported_by_the_record
 from phasewise.tasks.phase_state import State
 from phasewise.tasks.report.charts import Node, tree
@@ -17,6 +18,7 @@ from phasewise.validations.failures import failures_of
 from phasewise.validations.verdict import Verdict
 
 MAX_FOUND = MAX_QUERY = 200
+MAX_COMPARED = 8
 POLL_SECONDS, QUIET_POLL_SECONDS = 2, 30
 
 
@@ -145,28 +147,42 @@ def verdict_page(site: Site, links: Links, found: Set, files: PhaseFiles, gate: 
     )
 
 
-def compare_page(site: Site, links: Links, left: str, right: str) -> str:
-    """Render plans, curves and scores of two phases, or a form without two phases."""
+def compare_page(site: Site, links: Links, given: Sequence[str]) -> str:
+    """Render curves, scores and plans of up to eight phases, or a form without two phases.
+
+    Raises:
+        ConfigError: more phases.
+    """
     names = [str(PhaseAddress(found.name, found.scale, name)) for found in site.shelf.sets() for name in site.shelf.phase_names(found)]
-    if not left or not right:
-        return site.render("compare.html", links, names=names, left=left, right=right, pair=None)
-    pair = [find_phase(site, PhaseAddress.parse(text)) for text in (left, right)]
-    (first, first_files), (second, second_files) = pair
-    plans = [site.plan(found, files.address.phase) for found, files in pair]
-    if not all(plans):  # both from recipes, or both from run files
-        plans = [dict(files.run) for _, files in pair]
-    mine, theirs = plans
+    chosen = [str(PhaseAddress.parse(text)) for text in dict.fromkeys(given) if text]
+    if len(chosen) > MAX_COMPARED:
+        raise ConfigError(f"compare: expected at most {MAX_COMPARED} phases, found {len(chosen)}. Remove some of them.")
+    pairs = [find_phase(site, PhaseAddress.parse(text)) for text in chosen]
+    every = [files for _, files in pairs]
+    if len(pairs) < 2:
+        return site.render("compare.html", links, names=names, chosen=chosen, phases=[], most=MAX_COMPARED)
+    plans = [site.plan(found, files.address.phase) for found, files in pairs]
+    if not all(plans):  # all from recipes, or all from run files
+        plans = [dict(files.run) for files in every]
+    topics, keys = topics_of([plan for plan in plans if plan]) if all(plans) else (None, chosen)
+    groups: dict[str, list[PhaseFiles]] = {}
+    for files, key in zip(every, keys, strict=True):
+        groups.setdefault(key, []).append(files)
+    scores, components = scores_of(every)
+    mains = [plan_of(files, site.plan(found, files.address.phase)) for found, files in pairs]
     return site.render(
         "compare.html",
         links,
         names=names,
-        left=left,
-        right=right,
-        pair=[(files, site.state(found, files)) for found, files in pair],
-        differences=differences_of(mine, theirs) if mine and theirs else None,
-        curves=pair_of_curves(site, first_files, second_files),
-        scores=scores_of(first_files, second_files),
-        other_scale=first.scale != second.scale,
+        chosen=chosen,
+        most=MAX_COMPARED,
+        phases=[(files, site.state(found, files), list(groups).index(key)) for (found, files), key in zip(pairs, keys, strict=True)],
+        topics=topics,
+        curves=curves_of(site, list(groups.values())),
+        scores=scores,
+        components=components,
+        mains=[plan.main if plan else {} for plan in mains],
+        other_scale=len({found.scale for found, _ in pairs}) > 1,
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from phasewise.flows.site.metrics import Curves
 from phasewise.flows.site.shelf import PhaseFiles
 from phasewise.flows.site.site import ShownState, Site
 from phasewise.tasks.phase_state import State
-from phasewise.tasks.report.charts import Figure, Line, curve, thinned
+from phasewise.tasks.report.charts import MAX_INTERVALS, Figure, Line, curve, means, thinned
 from phasewise.tasks.report.sections import Tile
 from phasewise.tasks.training.time_breakdown import read_time_breakdown
 from phasewise.trainer.base.run_folder import RunFolder
@@ -64,7 +65,7 @@ def training_of(site: Site, files: PhaseFiles, state: ShownState) -> Training | 
     is_alive, step = state.word == State.TRAINING, int(curves.last.get("step", curves.steps[-1]))
     figures: list[Figure | None] = []
     for column, title, unit in SHOWN:
-        lines = [Line("training" if column == "loss" else title.lower(), thinned(curves.steps, curves.columns[column]))]
+        lines = [line_of("training" if column == "loss" else title.lower(), [(curves, 0)], column)]
         if column == "loss" and (measured := curves.points("eval_loss")):
             lines.append(Line("held-out", [measured[:: max(1, len(measured) // 120)]], 1, is_dots=True))
         figures.append(curve(title, lines, unit=unit) if lines[0].parts else None)
@@ -110,21 +111,35 @@ def events_of(files: PhaseFiles) -> list[Event]:
     return events
 
 
-def pair_of_curves(site: Site, left: PhaseFiles, right: PhaseFiles) -> list[Figure]:
-    """Return figures with the curves of two phases, aligned at their first steps."""
-    is_same_recipe = left.address[:2] == right.address[:2]
-    read = [(files, site.metrics.read(RunFolder(files.folder).metrics, seconds=site.reads_within)) for files in (left, right)]
-    notes = " ".join(note for _, curves in read if curves for note in _notes(curves))
+def curves_of(site: Site, groups: Sequence[Sequence[PhaseFiles]]) -> list[Figure]:
+    """Return figures with a line for each group, aligned at the first steps. Phases of a group differ only in their seeds."""
+    is_same_recipe = len({files.address[:2] for group in groups for files in group}) == 1
+    read: list[tuple[str, list[tuple[Curves, int]]]] = []
+    for group in groups:
+        found = [(site.metrics.read(RunFolder(files.folder).metrics, seconds=site.reads_within), files.start_step or 0) for files in group]
+        name = group[0].address.phase if is_same_recipe else str(group[0].address)
+        read.append((f"{name} × {len(group)} seeds" if len(group) > 1 else name, [(curves, start) for curves, start in found if curves]))
+    notes = " ".join(dict.fromkeys(note for _, runs in read for curves, _ in runs for note in _notes(curves)))
     figures: list[Figure | None] = []
     for column, title, unit in SHOWN:
-        lines: list[Line] = []
-        for files, curves in read:
-            if curves:
-                name = files.address.phase if is_same_recipe else str(files.address)
-                points = thinned(curves.steps - (files.start_step or 0), curves.columns[column])
-                lines.append(Line(name, points, int(files is right)))
+        lines = [line_of(name, runs, column, place) for place, (name, runs) in enumerate(read) if runs]
         figures.append(curve(title, lines, unit=unit, note=notes if column == "loss" else ""))
     return [figure for figure in figures if figure]
+
+
+def line_of(name: str, runs: Sequence[tuple[Curves, int]], column: str, place: int = 0) -> Line:
+    """Return the curve of a run, or the mean of several runs at their common steps with their range. Each run has its first step."""
+    steps, values = runs[0][0].steps - runs[0][1], runs[0][0].columns[column]
+    spread: list[tuple[float, float, float]] = []
+    if len(runs) > 1:
+        by_step = [dict(zip((curves.steps - start).tolist(), curves.columns[column].tolist(), strict=True)) for curves, start in runs]
+        steps = np.array(sorted(set(by_step[0]).intersection(*by_step[1:])), dtype=float)
+        every = np.array([[values[step] for step in steps.tolist()] for values in by_step])
+        values = every.mean(axis=0)
+        low, high = (means(steps, edge) for edge in (every.min(axis=0), every.max(axis=0)))
+        spread = [(step, least, greatest) for (step, least), (_, greatest) in zip(low, high, strict=True)]
+    to_smooth = None if column == "learning_rate" else means(steps, values) if len(steps) > MAX_INTERVALS else ()
+    return Line(name, thinned(steps, values), place, means=to_smooth, spread=spread)
 
 
 def _tiles(files: PhaseFiles, curves: Curves, step: int, *, is_alive: bool, now: float) -> list[Tile]:

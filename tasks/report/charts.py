@@ -1,5 +1,6 @@
-"""Charts as inline SVG: axes, curves over steps, and the tree of phases. The style sheet sets colours and text sizes."""
+"""Charts as inline SVG: axes, curves over steps, and the tree of phases. The style sheet sets colours, `charts.js` adds hover and zoom."""
 
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from phasewise.trainer.base.wording import count, number
 
 Points = Sequence[tuple[float, float]]
 Range = tuple[float, float]
+MAX_INTERVALS = 240
 
 
 def short(value: float) -> str:
@@ -92,7 +94,7 @@ def padded(values: Sequence[float], room: float = 0.05) -> Range:
     return (low - half, high + half) if low == high else (low - room * (high - low), high + room * (high - low))
 
 
-def thinned(steps: np.ndarray, values: np.ndarray, *, most: int = 240) -> list[list[tuple[float, float]]]:
+def thinned(steps: np.ndarray, values: np.ndarray, *, most: int = MAX_INTERVALS) -> list[list[tuple[float, float]]]:
     """Thin a curve to about twice `most` points, the minimum and maximum of each interval. A missing value starts a new part."""
     stretch = max(1, math.ceil(len(steps) / most))
     parts: list[list[tuple[float, float]]] = [[]]
@@ -107,22 +109,38 @@ def thinned(steps: np.ndarray, values: np.ndarray, *, most: int = 240) -> list[l
     return [part for part in parts if part]
 
 
+def means(steps: np.ndarray, values: np.ndarray, *, most: int = MAX_INTERVALS) -> list[tuple[float, float]]:
+    """Return the mean of the finite values of each interval at its first step. Smoothing starts from them: extremes would bias it."""
+    starts = np.arange(0, len(steps), max(1, math.ceil(len(steps) / most)))
+    is_finite = np.isfinite(values)
+    counts = np.add.reduceat(is_finite, starts, dtype=np.int64)
+    sums = np.add.reduceat(np.where(is_finite, values, 0.0), starts)
+    return [(float(steps[start]), float(total / n)) for start, total, n in zip(starts, sums, counts, strict=True) if n]
+
+
 class Line(NamedTuple):
-    """A curve with a part between gaps. `place` is the style: 0 for the first curve, 1 for the compared curve."""
+    """A curve with a part between gaps. `place` is the style: 0 for the first curve, 1 to 7 for compared curves.
+
+    `means`: the curve to smooth, by default its points. None is never smoothed.
+    `spread`: step, lowest and highest value of several seeds, drawn as a band.
+    """
 
     name: str
     parts: Sequence[Points]
     place: int = 0
     is_dots: bool = False
+    means: Points | None = ()
+    spread: Sequence[tuple[float, float, float]] = ()
 
 
 class Figure(NamedTuple):
-    """A picture with title and legend."""
+    """A picture with title and legend. `data`: ranges and points as JSON, from which `charts.js` draws the picture again."""
 
     title: str
     svg: Markup
     legend: tuple[tuple[int, str], ...]
     note: str
+    data: str = ""
 
 
 def curve(title: str, lines: Sequence[Line], *, unit: str = "", note: str = "") -> Figure | None:
@@ -130,12 +148,15 @@ def curve(title: str, lines: Sequence[Line], *, unit: str = "", note: str = "") 
     drawn = [(line, points) for line in lines if (points := [point for part in line.parts for point in part])]
     if not drawn:
         return None
-    every = [point for _, points in drawn for point in points]
+    every = [point for line, points in drawn for point in (*points, *((x, y) for x, *ends in line.spread for y in ends))]
     axes = Axes((58, 10, 362, 154), padded([x for x, _ in every], 0), padded([y for _, y in every]))
     axes.grid(4)
     axes.steps(5)
     words: list[str] = []
     for line, points in drawn:
+        if line.spread:
+            edge = [(x, low) for x, low, _ in line.spread] + [(x, high) for x, _, high in reversed(line.spread)]
+            axes.line([edge], f"spread place-{line.place}")
         if line.is_dots or all(len(part) == 1 for part in line.parts):
             axes.dots(points, f"dot place-{line.place}", 2.6)
         else:
@@ -145,7 +166,23 @@ def curve(title: str, lines: Sequence[Line], *, unit: str = "", note: str = "") 
         words.append(f"{line.name} {begin:.4g} at step {first:,.0f}, {end:.4g} at step {last:,.0f}, between {least:.4g} and {greatest:.4g}")
     legend = tuple((line.place, line.name) for line, _ in drawn) if len(drawn) > 1 else ()
     picture = svg(440, 190, [axes], label=f"{title}: {'. '.join(words)}")
-    return Figure(f"{title}{f', {unit}' if unit else ''}", picture, legend, note)
+    fields = [
+        {
+            "name": line.name,
+            "place": line.place,
+            "dots": line.is_dots,
+            "parts": [_rounded(part) for part in line.parts],
+            "means": None if line.means is None else _rounded(line.means),
+            "spread": _rounded(line.spread),
+        }
+        for line, _ in drawn
+    ]
+    return Figure(f"{title}{f', {unit}' if unit else ''}", picture, legend, note, json.dumps(fields, separators=(",", ":")))
+
+
+def _rounded(points: Iterable[Sequence[float]]) -> list[float]:
+    """Return all numbers in a row: whole numbers, and six digits of others."""
+    return [int(value) if value == int(value) else float(f"{value:.6g}") for point in points for value in point]
 
 
 class Node(NamedTuple):

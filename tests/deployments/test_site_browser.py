@@ -1,4 +1,5 @@
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from tests.ports import free_port
 
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 SHOWN = ("", "zoo/own/lion", "zoo/own/tiger/data")
-SHOWN_LONG = ("zoo/own", "zoo/own/puma", "zoo/own/lion/model", "search?q=item", "compare?left=zoo/own/lion&right=zoo/own/tiger")
+SHOWN_LONG = ("zoo/own", "zoo/own/puma", "zoo/own/lion/model", "search?q=item", "compare?phase=zoo/own/lion&phase=zoo/own/tiger")
 AXE = Path(__import__("axe_playwright_python").__file__).parent / "axe.min.js"
 WAIT_MS = 20_000
 
@@ -170,6 +171,40 @@ def test_tables_are_sorted_and_filtered_with_the_keyboard(open_page: Open) -> No
     every = rows.count()
     page.locator("section[aria-labelledby=checks] input").fill("finite response")
     assert 0 < rows.count() < every
+
+
+def test_charts_answer_pointer_and_keyboard_and_zoom_together(open_page: Open) -> None:
+    seen = open_page("compare?phase=zoo/own/lion&phase=zoo/own/tiger")
+    page = seen.page
+    loss, other = page.locator("figure[data-chart]").nth(0), page.locator("figure[data-chart]").nth(1)
+    drawn = other.locator("svg").inner_html()
+    box = loss.locator("svg").bounding_box()
+    assert box
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
+    assert re.search(r"^step \d+ ?\s*lion \d\.\d+ ?\s*tiger \d\.\d+", loss.locator(".readout").inner_text())
+    assert other.locator(".readout").inner_text().startswith(loss.locator(".readout").inner_text().split()[0])
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 50, steps=3)
+    page.mouse.up()
+    assert other.locator("svg").inner_html() != drawn
+    loss.locator("svg").focus()
+    page.keyboard.press("ArrowLeft")
+    first = loss.locator(".readout").inner_text()
+    page.keyboard.press("ArrowLeft")
+    assert loss.locator(".readout").inner_text() != first
+    page.get_by_role("button", name="Whole range").click()
+    page.mouse.move(0, 0)
+    assert other.locator("svg path.curve").count() == 2
+    page.get_by_label("Smoothing").fill("0.9")
+    assert loss.locator("path.curve").count() == 2 * loss.locator("path.faded").count() == 4
+    page.get_by_label("Log values").check()
+    page.get_by_role("button", name="Size of the chart Loss").click()
+    assert (loss.bounding_box() or {})["width"] > 2 * box["width"]
+    page.wait_for_timeout(500)
+    page.reload()
+    assert page.get_by_label("Log values").is_checked()
+    assert problems(seen) == []
+    assert seen.console == []
 
 
 def test_every_page_reads_without_a_script(open_page: Open) -> None:

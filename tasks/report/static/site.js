@@ -93,9 +93,10 @@ function watch(element) {
       const found = await answer.json();
       for (const [name, html] of Object.entries(found.parts)) {
         const part = document.querySelector(`[data-part="${name}"]`);
-        if (part && part.dataset.shown !== html) {
+        if (part && part.dataset.shown !== html && !part.querySelector(".dragging")) {
           part.innerHTML = html; // made by the server's templates, which escape what comes from the home
           part.dataset.shown = html;
+          document.dispatchEvent(new Event("part-shown"));
         }
       }
       every = found.next_seconds;

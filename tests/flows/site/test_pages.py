@@ -26,7 +26,7 @@ from phasewise.trainer.instability import CHECK, TABLE
 from phasewise.validations.verdict import Verdict, read_verdict, write_verdict
 from phasewise.validations.waivers import ApprovableCheck, AsksPeople
 from tests.flows.commands import Run
-from tests.flows.site.homes import RUN_NAME, sample, site_of, write_home, write_phase, zoo
+from tests.flows.site.homes import RUN_NAME, row, sample, site_of, write_home, write_phase, write_rows, zoo
 from tests.validations.report.samples import register
 
 
@@ -278,12 +278,9 @@ def test_rows_that_do_not_pass_come_first_and_a_table_that_is_gone_is_said_to_be
 @pytest.mark.parametrize("name", ["lion", "tiger", "puma"])
 def test_nothing_of_the_home_becomes_markup(site: Site, name: str) -> None:
     shown = [phase(site, name), verdict(site, name), pages.search_page(site, Links("search"), "script")]
-    shown += [pages.compare_page(site, Links("compare"), "zoo/own/lion", f"zoo/own/{name}"), pages.home_page(site, Links(""))]
+    shown += [pages.compare_page(site, Links("compare"), ["zoo/own/lion", f"zoo/own/{name}"]), pages.home_page(site, Links(""))]
     for page in shown:
-        assert all(
-            found[0].startswith(('<script src="/-/static/site.js" defer>', "<svg viewBox", '<svg class="tree"'))
-            for found in TAG.finditer(page)
-        )
+        assert all(found[0].startswith(('<script src="/-/static/', "<svg viewBox", '<svg class="tree"')) for found in TAG.finditer(page))
         assert "<b>x" not in page
         assert 'style="' not in page
         assert not re.search(r'\son\w+="', page)
@@ -302,19 +299,41 @@ def test_live_data_are_the_numbers_and_the_parts_of_the_page(own_home: Home) -> 
     assert "time left" in answer["parts"]["training"]
 
 
-def test_two_phases_are_compared_where_they_were_measured_alike(own_home: Home) -> None:
-    page = pages.compare_page(site_of(own_home), Links("compare"), "zoo/own/lion", "zoo/own/tiger")
-    assert "stop step 40 80" in text_of(page)
-    assert page.count('class="curve place-0"') == page.count('class="curve place-1"') > 3
+def compared(home: Home, *names: str) -> str:
+    return pages.compare_page(site_of(home), Links("compare"), [f"zoo/own/{name}" for name in names])
+
+
+def test_phases_are_compared_by_curves_and_scores_before_their_settings(own_home: Home) -> None:
+    page = compared(own_home, "lion", "tiger", "puma")
+    said = text_of(page)
+    assert said.index("Curves, from") < said.index("Scores") < said.index("Settings that differ")
+    assert all(page.count(f'class="curve place-{place}"') > 3 for place in range(3))
+    assert "steps and tokens 2 fields start step: 0 · 40 · 40; stop step: 40 · 80 · 80" in said
+    assert "mixture 5 fields" in said
     write_phase(own_home, "lynx")
     other = own_home.run(RUN_NAME, "lynx") / "evaluation.json"
     found = json.loads(other.read_text())
     write_sealed(other, found | {"benchmarks_digest": "others", "measured_on": {"law": "text", "web": "other text"}})
-    said = text_of(pages.compare_page(site_of(own_home), Links("compare"), "zoo/own/lion", "zoo/own/lynx"))
-    assert "– other items" in said
-    assert "bits per byte, web 2.000 2.000 – other text" in said
-    assert "bits per byte, law 1.500 1.500 ±0.000" in said
-    assert "– means over other text" in said
+    said = text_of(compared(own_home, "lion", "lynx"))
+    assert "2.000 2.000 other text" in said
+    assert "law 1.500 1.500 ±0.000" in said
+    assert "macro bits per byte 1.750 1.750 other means over text" in said
+    assert "They differ only in their names" in said
+    with pytest.raises(ConfigError, match="at most 8 phases, found 9"):
+        compared(own_home, *(f"phase-{number}" for number in range(9)))
+
+
+def test_phases_that_differ_only_in_seeds_are_one_curve_with_a_band(own_home: Home) -> None:
+    for seed, name in enumerate(("lynx", "ocelot"), 1):
+        folder = write_phase(own_home, name)
+        write_sealed(folder / "run.json", json.loads((folder / "run.json").read_text()) | {"seed": seed})
+        write_rows(folder / "metrics.jsonl", [row(step, loss=10.0 + seed) for step in range(1, 41)])
+    page = compared(own_home, "lynx", "ocelot", "tiger")
+    [data] = [json.loads(html.unescape(found)) for found in re.findall(r'data-chart="([^"]+)"', page)][:1]
+    assert [line["name"] for line in data] == ["lynx × 2 seeds", "tiger"]
+    assert data[0]["parts"][0][:2] == [1, 11.5]
+    assert data[0]["spread"][:6] == [1, 11, 12, 2, 11, 12]
+    assert page.count('class="spread place-0"') >= 1
 
 
 @pytest.mark.parametrize(("text", "found"), [("zoo", "recipe"), ("PUMA", "phase"), ("stale math", "reason"), ("item training", "check")])
