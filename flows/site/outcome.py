@@ -19,7 +19,7 @@ from phasewise.validations.verdict import Verdict
 
 NOT_A_SETTING = ("start", "recipe", "scale", "phase", "caches", "held_out", "output", "verdict")
 NOT_A_PLAN = ("tokenizer", "recipe", "scale", "phase", "caches", "held_out", "output", "verdict", "checkpoint")
-TOPICS = dict.fromkeys(("start step", "stop step", "tokens", "lineage tokens", "sequences"), "steps and tokens")
+TOPICS: dict[str, str] = dict.fromkeys(("start step", "stop step", "tokens", "lineage tokens", "sequences"), "steps and tokens")
 """Fields that share a topic. Other fields are their own topic."""
 TOPIC_STAGE = re.compile(r"( \d+)?( from step)?$")
 PLACES = 3
@@ -167,9 +167,11 @@ def scores_of(phases: Sequence[PhaseFiles]) -> tuple[dict[str, tuple[Score, ...]
     for name, of_phases in figures.items():
         (first, first_key), scores = of_phases[0], list[Score]()
         for place, (value, key) in enumerate(of_phases):
-            is_compared = place > 0 and value is not None and first is not None
-            difference = signed(value - first, places=PLACES) if is_compared and key == first_key else ""
-            note = f"other {key[0]}" if is_compared and key != first_key else ""
+            difference = note = ""
+            if place and value is not None and first is not None:
+                is_alike = key == first_key
+                difference = signed(float(value) - float(first), places=PLACES) if is_alike else ""
+                note = "" if is_alike else f"other {key[0]}"
             scores.append(Score(decimal(value, places=PLACES), difference, note))
         if any(value is not None for value, _ in of_phases):
             shown[name.startswith(OF_COMPONENT)][name.removeprefix(OF_COMPONENT)] = tuple(scores)

@@ -49,7 +49,7 @@ def guarded(home: Home) -> Iterator[TestClient]:
 @pytest.mark.parametrize(
     "path",
     ["/", "/zoo/own", "/zoo/own/", "/zoo/own/lion", "/zoo/own/tiger/data", "/zoo/own/puma/model", "/compare", "/search?q=lion",
-     "/compare?left=zoo/own/lion&right=zoo/own/tiger", "/live/zoo/own/puma", "/-/static/style.css", f"/-/docs/{RUN_NAME}/index.html",
+     "/compare?phase=zoo/own/lion&phase=zoo/own/tiger", "/live/zoo/own/puma", "/-/static/style.css", f"/-/docs/{RUN_NAME}/index.html",
      f"/-/report/{RUN_NAME}/report.html"],
 )  # fmt: skip
 def test_pages_are_there_and_carry_their_policy(client: TestClient, path: str) -> None:
@@ -64,7 +64,7 @@ def test_pages_are_there_and_carry_their_policy(client: TestClient, path: str) -
 
 @pytest.mark.parametrize(
     "path",
-    ["/zoo", "/none/own", "/zoo/half", "/zoo/own/none", "/zoo/own/lion/none", "/live/zoo/own/none", "/compare?left=zoo/own/lion&right=x",
+    ["/zoo", "/none/own", "/zoo/half", "/zoo/own/none", "/zoo/own/lion/none", "/live/zoo/own/none", "/compare?phase=zoo/own/lion&phase=x",
      "/-/static/none.css", "/-/static/..%2Fsite.py", f"/-/docs/{RUN_NAME}/..%2F..%2F..%2Fsecret.html", "/-/docs/..%2F/index.html",
      f"/-/docs/{RUN_NAME}/secret.json", f"/-/docs/{RUN_NAME}/link.html",
      f"/-/docs/{RUN_NAME}/%2Fetc%2Fpasswd", "/-/evidence/zoo-own/tiger/none/index.html", "/openapi.json",
@@ -80,7 +80,7 @@ def test_what_is_not_there_is_not_found_and_says_no_more(client: TestClient, pat
 
 ROUTES = (
     "/{}", "/zoo/own/{}", "/zoo/own/lion/{}", "/live/zoo/own/{}", "/-/static/{}", "/-/report/{}/report.html", f"/-/docs/{RUN_NAME}/{{}}",
-    f"/-/evidence/{RUN_NAME}/{{}}/data/x.html", f"/-/evidence/{RUN_NAME}/lion/data/{{}}", "/search?q={}", "/compare?left={0}&right={0}",
+    f"/-/evidence/{RUN_NAME}/{{}}/data/x.html", f"/-/evidence/{RUN_NAME}/lion/data/{{}}", "/search?q={}", "/compare?phase={0}&phase={0}",
     "/zoo/own/tiger/data?{}=1",
 )  # fmt: skip
 HOSTILE = (
