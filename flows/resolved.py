@@ -30,6 +30,7 @@ from phasewise.tasks.evaluation.settings import OwnBenchmark
 from phasewise.tasks.home import TRIAL, Home
 from phasewise.tasks.locks import Holder
 from phasewise.tasks.phase_state import State, enter_stage, working
+from phasewise.tasks.validation.evidence_keys import items_key
 from phasewise.trainer.base.errors import RecipeError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import digest_of_json
@@ -196,9 +197,7 @@ class Resolved:
         self._items.clear()
 
     def items_key(self, phase: Phase) -> str:
-        """Digest of the test items of a phase, at the time of the first call. Raises as `tasks.validation.scan_caches.items_key`."""
-        from phasewise.tasks.validation.scan_caches import items_key  # it imports the scan
-
+        """Digest of the test items of a phase, at the time of the first call. Raises as `tasks.validation.evidence_keys.items_key`."""
         decides = phase.components, self.recipe.own_benchmarks(phase)
         if decides not in self._items:
             self._items[decides] = items_key(self.plan, *decides)

@@ -22,7 +22,7 @@ from phasewise.trainer.base.run_folder import COMPILED_NAME, RESULT_NAME, RunFol
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, UNCOMMITTED, committed_files, saved_steps
 from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, read_manifest
 from phasewise.trainer.process.compilation_cache import LIST_NAME
-from phasewise.validations.evidence.leakage.index import TABLE_NAME
+from phasewise.validations.evidence.leakage import TABLE_NAME
 
 M = TypeVar("M")
 PREPARE = "delete its folder and prepare the data again"

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-
-import numpy as np
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from phasewise.trainer.base.decision import Ruling, ruling_of
 from phasewise.trainer.base.storage import as_path
@@ -16,8 +14,10 @@ from phasewise.trainer.base.wording import plural
 from phasewise.validations.expectations.judging import CheckResult, Reason, judge_tables, reasons_for
 from phasewise.validations.expectations.suites import SUITES, Severity
 from phasewise.validations.outcomes import KIND_WORDS, MARKS, CheckOutcome
-from phasewise.validations.reevaluate import as_text
 from phasewise.validations.verdict import Verdict, read_tables
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MAX_CHARACTERS = 240
 SHOWN_CASES = 10
@@ -116,6 +116,8 @@ def as_markdown(verdict: Verdict, ruling: Ruling | None = None, page: str | None
 
     `page` is the address of the verdict in the page of `phasewise up`.
     """
+    from phasewise.validations.reevaluate import as_text  # pandas is slow to import
+
     ruling = ruling or ruling_of(verdict.model_dump(mode="json"), None)
     measures, failures, counts = _measures_of(verdict), failures_of(verdict), verdict.counts
     worst = f" {_inline(failures[0].worst.what)}." if failures else ""
@@ -182,12 +184,17 @@ class _Measure:
     value: str
     limit: str = ""
     parent: str = ""
-    rows: pd.DataFrame | None = None
+    rows: "pd.DataFrame | None" = None
     failing: int = 0
 
 
 def _measures_of(verdict: Verdict) -> list[_Measure]:
     """Measure each check in the verdict's order, without numbers if the evidence is missing or cannot be judged again."""
+    import numpy as np
+    import pandas as pd  # slow to import
+
+    from phasewise.validations.reevaluate import as_text
+
     suite = SUITES.get(verdict.suite)
     tables: dict[str, pd.DataFrame] = {}
     found: dict[tuple[str, str, str], CheckResult] = {}

@@ -104,6 +104,8 @@ class GateLimits(Frozen):
         return self
 
 
+MACRO = "macro bits per byte"
+"""The row of the mean over components."""
 OWN_TEXT = "own held-out text"  # the key of an evaluation with the bits per byte of each subset
 NEEDLE_BENCHMARKS = ("niah", "niah_written")  # multiple choice among the values of all keys, and generation of the value
 

@@ -8,17 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from pydantic import Field, ValidationError, model_validator
 
 from phasewise.trainer.base.errors import VerdictError
 from phasewise.trainer.base.frozen import Frozen, in_one_line
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.base.storage import as_path, write_atomically
-from phasewise.validations.evidence.gate import gate_notes, gate_tables
-from phasewise.validations.evidence.parent_comparison import Evaluation
 from phasewise.validations.expectations.judging import CheckResult, Reason, judge_tables, reasons_for
 from phasewise.validations.expectations.suites import DATA_SUITE, GATE_SUITE, SUITES, version_of
 from phasewise.validations.expectations.waiver_rules import accept, asked_of_suite, told_rows
@@ -26,8 +23,13 @@ from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
 from phasewise.validations.outcomes import AcceptedFinding, CheckCounts, CheckOutcome, count_checks
 from phasewise.validations.waivers import NOBODY, AcceptedWarning, AsksPeople
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-def write_tables(folder: str | Path, tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+    from phasewise.validations.evidence.parent_comparison import Evaluation
+
+
+def write_tables(folder: str | Path, tables: Mapping[str, "pd.DataFrame"]) -> dict[str, str]:
     """Write each table as `{name}.parquet` under a folder or fsspec URL. Return name → digest of the file."""
     digests: dict[str, str] = {}
     for name, table in tables.items():
@@ -38,8 +40,10 @@ def write_tables(folder: str | Path, tables: Mapping[str, pd.DataFrame]) -> dict
     return digests
 
 
-def read_tables(folder: str | Path, digests: Mapping[str, str]) -> dict[str, pd.DataFrame]:
+def read_tables(folder: str | Path, digests: Mapping[str, str]) -> dict[str, "pd.DataFrame"]:
     """Read tables by name, with the digests of their verdict. A changed table raises `NotAsWritten`."""
+    import pandas as pd  # slow to import
+
     tables: dict[str, pd.DataFrame] = {}
     for name, digest in digests.items():
         url = f"{str(folder).rstrip('/')}/{name}.parquet"
@@ -85,15 +89,15 @@ class Verdict(Frozen):
 class DataEvidence:
     """Evidence tables of the data suite. `validations.evidence` has a function per table."""
 
-    caches: pd.DataFrame
-    differences: pd.DataFrame
-    mixture: pd.DataFrame
-    leakage: pd.DataFrame
-    leaked_items: pd.DataFrame
-    order: pd.DataFrame
-    shifts: pd.DataFrame
-    packing: pd.DataFrame
-    hand_off: pd.DataFrame
+    caches: "pd.DataFrame"
+    differences: "pd.DataFrame"
+    mixture: "pd.DataFrame"
+    leakage: "pd.DataFrame"
+    leaked_items: "pd.DataFrame"
+    order: "pd.DataFrame"
+    shifts: "pd.DataFrame"
+    packing: "pd.DataFrame"
+    hand_off: "pd.DataFrame"
 
 
 def judge_data(
@@ -122,15 +126,17 @@ def judge_data(
 
 def judge_gate(
     subject: str,
-    evaluation: Evaluation,
+    evaluation: "Evaluation",
     *,
-    parent_evaluation: Evaluation | None,
+    parent_evaluation: "Evaluation | None",
     limits: GateLimits,
     folder: str | Path,
     accepts: Sequence[AcceptedWarning] = (),
     asks_people: AsksPeople = NOBODY,
 ) -> Verdict:
     """Judge the evaluation of a phase's last checkpoint, against the parent's if the phase has a parent."""
+    from phasewise.validations.evidence.gate import gate_notes, gate_tables  # pandas and SciPy are slow to import
+
     tables = gate_tables(evaluation, parent_evaluation, limits)
     judged = judged_by_gate(evaluation, parent_evaluation)
     verdict = judge_suite(GATE_SUITE, subject, tables, limits, accepts, asks_people, judged=judged, folder=folder)
@@ -140,7 +146,7 @@ def judge_gate(
 def judge_suite(
     name: str,
     subject: str,
-    tables: Mapping[str, pd.DataFrame],
+    tables: Mapping[str, "pd.DataFrame"],
     limits: DataLimits | HealthLimits | GateLimits,
     accepts: Sequence[AcceptedWarning],
     asks_people: AsksPeople,
@@ -170,7 +176,7 @@ def judge_suite(
     )
 
 
-def outcome_of(result: CheckResult, tables: Mapping[str, pd.DataFrame]) -> CheckOutcome:
+def outcome_of(result: CheckResult, tables: Mapping[str, "pd.DataFrame"]) -> CheckOutcome:
     """Summarise a result for its verdict. Accepted rows are described as if the recipe did not accept them."""
     check = result.check
     findings: list[AcceptedFinding] = []
@@ -205,7 +211,7 @@ def unused_of(verdicts: Iterable[Verdict]) -> tuple[AcceptedWarning, ...]:
     return tuple(warning for warning in expected if warning not in found)
 
 
-def judged_by_gate(evaluation: Evaluation, parent_evaluation: Evaluation | None) -> dict[str, str]:
+def judged_by_gate(evaluation: "Evaluation", parent_evaluation: "Evaluation | None") -> dict[str, str]:
     """Return the digests that a gate's verdict is about."""
     judged = {"evaluation": digest_of_json(dict(evaluation))}
     return judged if parent_evaluation is None else {**judged, "parent's evaluation": digest_of_json(dict(parent_evaluation))}

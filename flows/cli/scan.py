@@ -14,7 +14,8 @@ from rich.table import Table
 from phasewise.flows.cli.terminal import print_table, shown_on_terminal
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
-from phasewise.tasks.validation.index_store import index_of_folder, index_store, keep_index, open_index
+from phasewise.tasks.validation.evidence_keys import index_store
+from phasewise.tasks.validation.index_store import index_of_folder, keep_index, open_index
 from phasewise.tasks.validation.scan_pieces import scan_pieces, select
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.wording import name_some

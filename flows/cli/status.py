@@ -22,6 +22,7 @@ from phasewise.tasks.evaluation.ngram_baselines import baselines_path
 from phasewise.tasks.inventory import AGAIN, EXPORT, RESTORE, changed_files
 from phasewise.tasks.phase_state import AT_WORK, PENDING, PhaseState, State
 from phasewise.tasks.training.time_breakdown import TimeBreakdown, read_time_breakdown, words_of
+from phasewise.tasks.validation.evidence_keys import kept_evidence
 from phasewise.trainer.base.errors import DataError, PhasewiseError
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.wording import name_some
@@ -92,8 +93,6 @@ def describe(target: str, scale: Scale, home: str | None, *, reads_all: bool = F
 
 def evidence_of(resolved: Resolved, phases: Iterable[Phase]) -> list[Path]:
     """The kept evidence of the phases with prepared data, and the n-gram baselines. Some files may be missing."""
-    from phasewise.tasks.validation.scan_caches import kept_evidence  # it loads the scan
-
     evidence: list[Path] = []
     for phase in phases:
         with suppress(PhasewiseError):  # unprepared data are a separate finding

@@ -35,8 +35,8 @@ from phasewise.trainer.base.wording import plural
 from phasewise.trainer.config import Component, turns_of
 from phasewise.trainer.metrics import read_metrics
 from phasewise.trainer.skipped_steps import read_roll_backs
-from phasewise.validations.evidence.gate import MACRO
 from phasewise.validations.expectations.judging import Reason
+from phasewise.validations.limits import MACRO
 from phasewise.validations.outcomes import sum_counts, verdicts_in_words
 from phasewise.validations.verdict import unused_of
 

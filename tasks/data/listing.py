@@ -2,11 +2,11 @@
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +186,8 @@ def expand(source: Source) -> Expanded:
             f"include {', '.join(glob.removeprefix('./') for glob in idle[:3])} matches no file under {source.root} that is not excluded "
             f"({len(idle)} of {len(source.include)} entries). Correct or remove these entries."
         )
-    reasons: dict[str, Reason | None] = {name: _reason_against(file_system, root, name, path) for name, path in selected.items()}
+    real: Callable[[str], str] = cache(lambda path: os.path.realpath(path))  # it asks for every part of a path
+    reasons: dict[str, Reason | None] = {name: _reason_against(file_system, root, name, path, real) for name, path in selected.items()}
     urls = selected if is_local else {name: str(file_system.unstrip_protocol(path)) for name, path in selected.items()}
     return Expanded(
         {name: url for name, url in urls.items() if reasons[name] is None},  # a local path stays a path: a file:// URL has escapes
@@ -285,18 +286,19 @@ def _walk(root: str) -> Iterator[str]:
         yield from (os.path.join(folder, name) for name in sorted(files))
 
 
-def _reason_against(file_system: Any, root: str, name: str, path: str) -> Reason | None:
+def _reason_against(file_system: Any, root: str, name: str, path: str, real_path: Callable[[str], str]) -> Reason | None:
     """Why a file must not be read: its name fits no URL, or a local path leads out of the root or is not a regular file."""
     if "::" in name or printable(name) != name:  # fsspec reads `::` as a chain of file systems
         return "name not readable"
     if not isinstance(file_system, LocalFileSystem):
         return None
-    real = Path(os.path.realpath(path))
-    real_root = Path(os.path.realpath(root))
+    is_link = os.path.islink(path)
+    real = Path(real_path(path)) if is_link else Path(real_path(os.path.dirname(path)), os.path.basename(path))
+    real_root = Path(real_path(root))
     if not real.exists():
         return "broken link"
     # In a Hub cache NAME/snapshots/COMMIT/… is a link to NAME/blobs/DIGEST
-    is_blob = real.parent.name == "blobs" and real.parent.parent / "snapshots" in (real_root, *real_root.parents) and os.path.islink(path)
+    is_blob = real.parent.name == "blobs" and real.parent.parent / "snapshots" in (real_root, *real_root.parents) and is_link
     if not real.is_relative_to(real_root) and not is_blob:
         return "outside the root"
     return None if stat.S_ISREG(real.stat().st_mode) else "no regular file"

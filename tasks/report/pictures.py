@@ -15,7 +15,7 @@ from phasewise.tasks.report.charts import Axes, Range, cut, padded, svg, thinned
 from phasewise.tasks.report.contents import PhaseReport, Report, RoutingReport
 from phasewise.tasks.report.sections import Gap, gaps_of, parent_gaps
 from phasewise.trainer.base.wording import decimal, rate, signed
-from phasewise.validations.evidence.gate import MACRO
+from phasewise.validations.limits import MACRO
 
 WIDE_PIXELS, NARROW_PIXELS = 1000, 400
 LETTER_PIXELS, LINE_PIXELS = 6.8, 14

@@ -6,13 +6,12 @@ import subprocess
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
-from phasewise.tasks.home import Home
 from phasewise.tasks.locks import held
+from phasewise.tasks.validation.evidence_keys import folder_digest, index_folder
 from phasewise.trainer.base.errors import ConfigError, DataError, refused_by_system
-from phasewise.trainer.base.identity import code_digest, content_digest, digest_of_json
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.process.child_process import python_command
 from phasewise.validations.evidence import leakage
@@ -21,21 +20,7 @@ from phasewise.validations.evidence.leakage.item_files import read_benchmarks
 from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.jit_cache import is_cold
 
-CACHE_VARIABLE = "XDG_CACHE_HOME"
 WARM_UP = f"{leakage.__name__}.scan"
-
-
-@cache
-def leakage_version() -> str:
-    """Return a digest of the code of items, index and scan."""
-    return code_digest("validations/evidence/leakage/*.py")
-
-
-def index_store(home: Home | None) -> Path:
-    """Return the folder of this machine's indexes: in a local home, or else in the user's cache folder."""
-    if home is not None and home.is_local:
-        return home.root / "evidence" / "indexes"
-    return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache").expanduser() / "phasewise" / "indexes"
 
 
 def index_of_folder(folder: str, store: Path) -> Path:
@@ -47,18 +32,6 @@ def index_of_folder(folder: str, store: Path) -> Path:
         return keep_index(folder_digest(path), lambda: read_benchmarks(path), store)
     except DataError as error:
         raise ConfigError(f"--benchmarks needs a folder of benchmark items: {error}") from None
-
-
-def folder_digest(path: Path) -> str:
-    """Return a digest of the names and contents of a file or folder, and of the code that reads them."""
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    contents = [[str(file.relative_to(path)) if path.is_dir() else file.name, content_digest(file)[1]] for file in files]
-    return digest_of_json({"reader": leakage_version(), "place": path.name, "files": contents})
-
-
-def index_folder(key: str, store: Path) -> Path:
-    """Return the folder of the index with this key."""
-    return store / digest_of_json({"items": key, "index": leakage_version()})[:16]
 
 
 def keep_index(key: str, read: Callable[[], Sequence[BenchmarkItem]], store: Path) -> Path:

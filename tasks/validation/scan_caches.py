@@ -1,7 +1,6 @@
 """The scan of a phase's token caches, which are the trainer's input, for benchmark items and held-out documents."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,23 +9,22 @@ from pydantic import ValidationError
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.stand_ins import BENCHMARK, word_problems
 from phasewise.tasks.evaluation.made_benchmarks import benchmark_items
-from phasewise.tasks.evaluation.settings import OwnBenchmark, own_text_key, real_benchmarks
+from phasewise.tasks.evaluation.settings import OwnBenchmark, real_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
-from phasewise.tasks.validation.index_store import folder_digest, index_folder, index_store, keep_index, leakage_version, open_index
+from phasewise.tasks.validation.evidence_keys import MIN_HELD_OUT_WORDS, index_store, items_key, scan_key
+from phasewise.tasks.validation.index_store import keep_index, open_index
 from phasewise.tasks.validation.scan_pieces import CachePiece, find_tokenizer, open_detokenizer
-from phasewise.trainer.base.identity import NotAsWritten, check_file, digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.base.identity import NotAsWritten, check_file, read_sealed, write_sealed
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.data.manifest import read_manifest
-from phasewise.validations.evidence.leakage.index import TABLE_NAME, LeakageIndex
+from phasewise.validations.evidence.leakage.index import LeakageIndex
 from phasewise.validations.evidence.leakage.item_files import read_benchmarks
 from phasewise.validations.evidence.leakage.items import HELD_OUT, BenchmarkItem, merge_equal
 from phasewise.validations.evidence.leakage.scan import Scan, cache_documents, merge_scans, scan_documents
 from phasewise.validations.evidence.leakage.words import split_words
 from phasewise.validations.limits import OWN_TEXT, LeakageLimits
 
-MIN_HELD_OUT_WORDS = 13
-ITEMS_VERSION = "items-3"
 STAGE = "leakage scan"
 MIN_CLUSTER_BYTES = 64 * 2**20
 
@@ -109,46 +107,12 @@ def scan_caches(
     return CacheScans(index, {name: scans[name] for name in caches}, keys)
 
 
-def scan_key(manifest_digest: str, items_digest: str, limits: LeakageLimits) -> str:
-    """Return a digest of everything that decides the result of a scan."""
-    rule = limits.model_dump(mode="json", exclude={"max_items", "max_held_out_percent"})
-    return digest_of_json({"cache": manifest_digest, "items": items_digest, "rule": rule, "scanner": leakage_version()})
-
-
-def kept_evidence(
-    plan: DataPlan, components: Iterable[str], limits: LeakageLimits, home: Home, *, own: Sequence[OwnBenchmark] = ()
-) -> Iterator[Path]:
-    """Yield the sealed files of a phase's items, index and scans, if they exist."""
-    components = sorted(components)
-    key = items_key(plan, components, own)
-    yield home.keyed("evidence", key, "items") / "items.json"
-    table = index_folder(key, index_store(home)) / TABLE_NAME
-    yield table
-    with suppress(FileNotFoundError, NotAsWritten, KeyError):
-        items_digest = str(read_sealed(table)["items"])
-        for name in components:
-            manifest = read_manifest(plan.components[name].train.folder)
-            yield home.keyed("evidence", scan_key(manifest.digest, items_digest, limits), "leakage") / "scan.json"
-
-
 def scan_shard(shard: CachePiece, items: KeptItems, limits: LeakageLimits) -> Scan:
     """Scan one shard, in a Dask worker."""
     for name, expected in read_manifest(shard.folder).shards[shard.shard].files.items():  # the scan is kept under the digest of the shard
         check_file(shard.folder / name, expected, f"Delete {shard.folder} and prepare the data again.")
     documents = cache_documents(shard.folder, open_detokenizer(shard.tokenizer), shard.shard)
     return scan_documents(documents, items.open(), limits)
-
-
-def items_key(plan: DataPlan, components: Iterable[str], own: Sequence[OwnBenchmark] = ()) -> str:
-    """Return a digest of everything that decides the items of a phase with these components: benchmarks, held-out documents, code."""
-    real = real_benchmarks()
-    held_out = {name: read_manifest(plan.components[name].held_out.folder).digest for name in {*plan.benchmark_components, *components}}
-    benchmarks: dict[str, Any] = {"made": plan.benchmarks.name, "real": folder_digest(real) if real else None}
-    if own:
-        from phasewise.tasks.evaluation.gate_benchmarks import gate_key  # a third of a second
-
-        benchmarks["own"] = [own_text_key(url) if label == OWN_TEXT else gate_key([label], url) for label, url in own]
-    return digest_of_json({"version": ITEMS_VERSION, "min_words": MIN_HELD_OUT_WORDS, "held_out": held_out, **benchmarks})
 
 
 def test_items(plan: DataPlan, components: Iterable[str], own: Sequence[OwnBenchmark]) -> list[BenchmarkItem]:

@@ -162,6 +162,11 @@ def check_reader(url: str) -> None:
         raise ConfigError(f"{url}: expected a folder, {known} or another protocol of fsspec, found {protocol}://.") from None
 
 
+def user_cache() -> Path:
+    """Return the folder of this user's caches of Phasewise, which may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "phasewise"
+
+
 def as_path(url: str | Path) -> Path:
     """Return the file or folder at a URL: a `pathlib.Path` on this machine, or an object with the same interface on a store.
 

@@ -14,7 +14,6 @@ from itertools import permutations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import bdtr, bdtrc, ndtr
 
 from phasewise.trainer.base.errors import DataError
 
@@ -112,6 +111,8 @@ def measure_floor(result: Mapping[str, Any]) -> Floor:
 
 def binomial_p_values(right: int, items: int, baseline: float) -> tuple[float, float]:
     """Return the chances that a guesser with accuracy `baseline` has at least, and at most, this number of items right."""
+    from scipy.special import bdtr, bdtrc  # slow to import
+
     return float(bdtrc(right - 1, items, baseline)) if right else 1.0, float(bdtr(right, items, baseline))
 
 
@@ -141,6 +142,8 @@ def place_p_value(units: Sequence[np.ndarray]) -> float:
         else:
             distribution = np.convolve(distribution, np.bincount(places) / len(ways))
     if len(units) > MAX_EXACT_UNITS:
+        from scipy.special import ndtr  # slow to import
+
         half_a_step = math.gcd(*(step // len(ways) for ways in units)) / 2
         return float(ndtr(-(observed - half_a_step - mean) / math.sqrt(variance))) if variance else 1.0
     return min(1.0, float(distribution[observed:].sum()))

@@ -12,9 +12,8 @@ from phasewise.validations.evidence.exposure import exposure_table
 from phasewise.validations.evidence.floor import BINOMIAL, NUM_TESTS, measure_floor
 from phasewise.validations.evidence.parent_comparison import Evaluation, against_parent, compare, name_of, pair_items, paired_interval
 from phasewise.validations.evidence.proportions import POWER, Pairs, holm, mean_test, score_interval, smallest_fall, smallest_margin
-from phasewise.validations.limits import OWN_TEXT, GateLimits, is_needle
+from phasewise.validations.limits import MACRO, OWN_TEXT, GateLimits, is_needle
 
-MACRO = "macro bits per byte"
 BENCHMARK_COLUMNS = (
     "name", "kind", "value", "stderr", "baseline", "parent", "has_parent", "margin", "items", "right", "accuracy_test", "accuracy_p_value",
     "below_p_value", "likelihood_p_value", "mean_margin_nats", "likelihoods", "floor_p_value", "decided_by", "smallest_margin",

@@ -6,14 +6,16 @@ import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
-import pandas as pd
 
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.validations.expectations.suites import OBSERVED, Check, Severity
 from phasewise.validations.waivers import AcceptedWarning
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Outcome = Literal["passed", "accepted", "failed", "broken"]
 MAX_REASONS_PER_CHECK = 5
@@ -61,7 +63,7 @@ def load_library() -> Library:
 
 
 def judge_tables(
-    tables: Mapping[str, pd.DataFrame], checks: Sequence[Check], *, subject: str = "", pages: dict[str, list[Any]] | None = None
+    tables: Mapping[str, "pd.DataFrame"], checks: Sequence[Check], *, subject: str = "", pages: dict[str, list[Any]] | None = None
 ) -> tuple[CheckResult, ...]:
     """Run every check in a context in memory: processes that share a context on disk corrupt its files.
 
@@ -147,7 +149,7 @@ class _Formatter(string.Formatter):
             return str(value)
 
 
-def reasons_for(result: CheckResult, tables: Mapping[str, pd.DataFrame]) -> list[Reason]:
+def reasons_for(result: CheckResult, tables: Mapping[str, "pd.DataFrame"]) -> list[Reason]:
     """List the reasons of a failed check: each once, the worst five, and the number of further reasons."""
     check, table = result.check, result.check.table
     if result.outcome in ("passed", "accepted"):

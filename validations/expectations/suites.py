@@ -5,17 +5,19 @@ import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 import yaml
 
 from phasewise.trainer.base.identity import code_digest, digest_of_file, digest_of_json
 from phasewise.trainer.metrics import ALL_GROUPS
 from phasewise.validations.evidence.floor import NUM_TESTS
-from phasewise.validations.evidence.health.evidence import GROUP_MEASURES, PHENOMENA
+from phasewise.validations.evidence.health.phenomena import GROUP_MEASURES, PHENOMENA
 from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DATA_SUITE, HEALTH_SUITE, GATE_SUITE = "data", "health", "gate"
 SUITE_FILE = Path(__file__).with_name("suites.yaml")
@@ -26,7 +28,7 @@ OF_GROUPS = {f"{measure}/{group}" for measure in GROUP_MEASURES for group in ALL
 _VALUE = re.compile(r"\$\{(\w+)(?::([^}]*))?\}")
 
 Severity = Literal["critical", "warning"]
-Tables = Mapping[str, pd.DataFrame]
+Tables = Mapping[str, "pd.DataFrame"]
 
 
 @dataclass(frozen=True)
@@ -148,15 +150,15 @@ def _gate_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check, 
     floor = limits.floor_error_rate if limits.must_beat_baseline else None
     compares = limits.false_refusal_rate is not None
     answers, likelihoods = tables["answers"], tables["likelihoods"]
-    has_parent_answers = answers.empty or answers.get("against", pd.Series(["unknown"])).ne("").any()
+    has_parent_answers = not len(answers) or "against" not in answers or answers["against"].ne("").any()
     values: dict[str, Any] = {
         **limits.model_dump(),
         "floor_error_rate": floor,
         "half_floor_error_rate": None if floor is None else floor / NUM_TESTS,
-        "has_parent": tables["bits_per_byte"].get("has_parent", pd.Series([True])).any(),
-        "asks_falls": compares and (comparable.get("asks_fall", pd.Series([True])).any() or not tables["falls"].empty),
-        "asks_rises": compares and (comparable.get("asks_rise", pd.Series([True])).any() or not tables["rises"].empty),
-        "asks_likelihoods": compares and (len(likelihoods) > 0 or not len(likelihoods.columns)),
+        "has_parent": "has_parent" not in tables["bits_per_byte"] or tables["bits_per_byte"]["has_parent"].any(),
+        "asks_falls": compares and ("asks_fall" not in comparable or comparable["asks_fall"].any() or len(tables["falls"]) > 0),
+        "asks_rises": compares and ("asks_rise" not in comparable or comparable["asks_rise"].any() or len(tables["rises"]) > 0),
+        "asks_likelihoods": compares and (len(likelihoods) > 0 or not list(likelihoods)),
         "asks_answers": limits.min_answer_gain_nats is not None and has_parent_answers,
     }
     for name, share in (("max_score_fall_percent", limits.max_score_fall), ("max_score_rise_percent", limits.max_score_rise)):
@@ -278,7 +280,8 @@ SUITES = {
 def checks_of(name: str, thresholds: Mapping[str, Any]) -> tuple[Check, ...]:
     """Return every check that a suite may build for these thresholds, whatever its tables."""
     suite = SUITES[name]
-    return suite.checks(thresholds, {table: pd.DataFrame() for table in suite.tables})
+    tables: dict[str, Any] = {table: {} for table in suite.tables}  # as data frames without columns, without the import of pandas
+    return suite.checks(thresholds, tables)
 
 
 def version_of(suite: Suite) -> str:

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from phasewise.validations.expectations.judging import AcceptedRows, CheckResult
 from phasewise.validations.expectations.suites import DATA_SUITE, SUITES, Check
 from phasewise.validations.waivers import AcceptedWarning, ApprovableCheck, AsksPeople
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DATA_TABLES = ("mixture", "order", "shifts")
 """Data tables whose checks a person may let pass. The other tables verify bytes, test items and the hand-off: no judgement is needed."""
@@ -46,7 +48,7 @@ def _why_never(table: str, check: str) -> str | None:
     return "without it nothing was judged" if check in WITHOUT_JUDGEMENT else None
 
 
-def accept(result: CheckResult, tables: Mapping[str, pd.DataFrame], accepts: Sequence[AcceptedWarning]) -> CheckResult:
+def accept(result: CheckResult, tables: Mapping[str, "pd.DataFrame"], accepts: Sequence[AcceptedWarning]) -> CheckResult:
     """Move the rows that the recipe accepts from failing to accepted.
 
     Only a warning with failing rows can be accepted: not a critical or broken check, and not a failure of the whole table.
@@ -63,6 +65,8 @@ def accept(result: CheckResult, tables: Mapping[str, pd.DataFrame], accepts: Seq
     if check.speaks_for is not None:
         others = (row for row, passes in enumerate(table[check.speaks_for.passes].tolist()) if not passes)
         rows = tuple(sorted({*rows, *others}))
+    import pandas as pd  # slow to import
+
     covering: dict[int, AcceptedWarning | None] = {}
     for row in rows:
         cells = {str(column): table[column].iloc[row] for column in table.columns}
@@ -78,7 +82,7 @@ def accept(result: CheckResult, tables: Mapping[str, pd.DataFrame], accepts: Seq
     )
 
 
-def told_rows(check: Check, table: pd.DataFrame, rows: tuple[int, ...]) -> tuple[int, ...]:
+def told_rows(check: Check, table: "pd.DataFrame", rows: tuple[int, ...]) -> tuple[int, ...]:
     """Return the rows to name: all of them, or the row that stands for the others."""
     if check.speaks_for is None or not rows:
         return rows

@@ -4,7 +4,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from phasewise.validations.evidence.health.evidence import Measure
+from phasewise.validations.evidence.health.phenomena import Measure
 from phasewise.validations.expectations.judging import Reason, judge_tables, reasons_for
 from phasewise.validations.expectations.suites import SUITES
 from tests.validations.evidence.health.simulated import LIMITS, Scenario, evidence, healthy_rows

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float32, Int32, Int64, UInt8, UInt64
 
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import check_file, code_digest, digest_of_file, digest_of_json, read_sealed, write_sealed
-from phasewise.validations.evidence.leakage import fold, items, segments, words
+from phasewise.validations.evidence.leakage import TABLE_NAME, fold, items, segments, words
 from phasewise.validations.evidence.leakage.items import BenchmarkItem, without_punctuation
 from phasewise.validations.evidence.leakage.segments import (
     CHOICE,
@@ -41,7 +41,6 @@ MIN_DISTINCT_CHOICES = 8  # distinct words other than signs that identify choice
 OWN_GRAM, TELLING_NUMBER, OWN_RUN = np.uint8(1), np.uint8(2), np.uint8(4)
 COMMON_NUMBERS = b"0 1 2"
 BUCKET_BITS, FILTER_BITS = 20, 27
-TABLE_NAME = "index.json"
 CODE = (fold, items, segments, words, sys.modules[__name__])
 _Runs = tuple[UInt64[np.ndarray, "n"], Int32[np.ndarray, "n"], Int64[np.ndarray, "n"]]  # hash, item and first word of runs
 

@@ -15,6 +15,7 @@ import numba
 from numba.core import config
 
 from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.base.storage import user_cache
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -44,7 +45,7 @@ def is_cold() -> bool:
 
 
 _sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
-_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phasewise"
+_home = user_cache()
 with suppress(OSError):
     _home.mkdir(parents=True, exist_ok=True)
 _parent = str(_home) if os.access(_home, os.W_OK) else tempfile.gettempdir()

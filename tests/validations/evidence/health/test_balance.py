@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from phasewise.trainer.metrics import Row
-from phasewise.validations.evidence.health.evidence import Measure
+from phasewise.validations.evidence.health.phenomena import Measure
 from phasewise.validations.expectations.suites import SUITES
 from tests.validations.evidence.health.simulated import LIMITS, Scenario, evidence, healthy_rows
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasewise.trainer.metrics import ALL_GROUPS, Row
-from phasewise.validations.evidence.health.evidence import MIN_UPDATES, PHENOMENA, Measure
+from phasewise.validations.evidence.health.evidence import MIN_UPDATES
+from phasewise.validations.evidence.health.phenomena import PHENOMENA, Measure
 from phasewise.validations.limits import HealthLimits
 from tests.validations.evidence.health.simulated import (
     LIMITS,

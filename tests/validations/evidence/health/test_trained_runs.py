@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.metrics import SPARSE_GROUPS
-from phasewise.validations.evidence.health.evidence import Measure
+from phasewise.validations.evidence.health.phenomena import Measure
 from tests.compilation import compile_from_now_on
 from tests.validations.evidence.health.simulated import evidence, flagged
 from tests.validations.evidence.health.trained import Run, cosine, counting, noise, train
