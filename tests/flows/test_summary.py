@@ -27,7 +27,7 @@ READS_ALONE = {
     "tasks/evaluation/ngram_baselines.py", "tasks/phase_state.py", "trainer/base/decision.py", "trainer/base/run_folder.py",
     "trainer/base/storage.py",
     "trainer/config/__init__.py", "trainer/data/mixture.py", "trainer/metrics.py", "trainer/schedule.py",
-    "trainer/model/params.py", "validations/evidence/gate.py",
+    "trainer/model/params.py", "validations/limits.py",
     "validations/expectations/judging.py", "validations/outcomes.py", "validations/verdict.py",
 }  # fmt: skip
 """What these import to read the home, or for its types. What these read is in the report's key itself."""
