@@ -1,12 +1,17 @@
 """Deployments and work pools derived from built-in recipes and a folder of recipes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from pydantic import Field
+
 from phasewise.flows.prefect.server import CONTROL, DATA, LOCAL, TAG
+from phasewise.flows.prefect.submission import FIXED
 from phasewise.flows.recipes import default_scale, load_every
+from phasewise.flows.recipes.catalogue import CATALOGUE
+from phasewise.flows.recipes.feasibility import check_mixtures
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError, RecipeError
@@ -36,6 +41,11 @@ FLOWS: dict[Kind, FlowPlace] = {
     "export": FlowPlace("export_phase", CONTROL, DEFAULT_QUEUE, "export"),
 }
 TOKEN_UNITS = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
+START = "0 · start here"
+"""Name of the deployment whose description is the start page in Prefect's UI."""
+PAGE = "PHASEWISE_PAGE"
+"""Placeholder of the page's address in descriptions."""
+REFUSED = "refused by design"
 _WAITS = "It waits until the parent has passed its gate. It does not repeat finished work."
 
 
@@ -61,6 +71,7 @@ class Deployment(Frozen):
         parameters: fixed values, absent from the form.
         asks: field of the form → its choices. Without choices the field accepts all values of the flow.
         required: fields without a default.
+        refused: phase → reason, for phases that every run rejects by design.
     """
 
     flow: Kind
@@ -70,11 +81,12 @@ class Deployment(Frozen):
     parameters: dict[str, str]
     asks: dict[str, tuple[str, ...]]
     required: tuple[str, ...] = ()
+    refused: dict[str, str] = Field(default_factory=dict)
     schedules: tuple[Schedule, ...] = ()
 
     @property
     def full_name(self) -> str:
-        """The name in Prefect, for example `train-phase/marin-8b-starling`."""
+        """The name in Prefect, for example `train-phase/marin-8b · 2 ocelot`."""
         return f"{self.flow}/{self.name}"
 
     @property
@@ -127,40 +139,27 @@ def read_folder(folder: Path, home: Home) -> list[Source]:
 
 
 def declare(sources: Iterable[Source]) -> list[Deployment]:
-    """Return all deployments of the recipes, sorted by name.
+    """Return the deployments of recipes, sorted by name: the start page, recipes with their phases in order, and work without training."""
+    sources = list(sources)
+    found = [one for number, source in enumerate(sources) for one in _of_recipe(source, number)] + _of_all(sources)
+    return sorted(found, key=lambda one: (one.name, one.flow))
 
-    Raises:
-        RecipeError: two deployments would have the same name.
-    """
-    found: dict[str, Deployment] = {}
-    nightly = (Schedule(slug="nightly", cron="0 2 * * *"),)
-    asks: dict[str, tuple[str, ...]] = {"retrain": (), "settings": ()}
-    for source in sources:
-        recipe = source.written
-        scale, here = ("As it is written", "") if recipe.scale == "own" else ("At full scale", " Here it runs at proxy scale.")
-        of_phases: list[Deployment] = []
-        for phase in recipe.phases:
-            if phase.branch:
-                continue
-            steps = f"{phase.stop_step - phase.start_step:,} steps, {phase.start_step:,} to {phase.stop_step:,}"
-            slices = " → ".join(dict.fromkeys(name for _, name in phase.slice.within(phase.start_step, phase.stop_step)))
-            start = f"It starts from {phase.parent}." if phase.parent else "It starts from scratch."
-            divisor, word = next((unit for unit in TOKEN_UNITS if phase.tokens >= unit[0]), (1, ""))
-            tokens = f"{phase.tokens / divisor:.3g} {word}" if word else f"{phase.tokens:,}"
-            size = f"{scale}: {steps}; {tokens} tokens; on {'this machine' if slices == LOCAL else slices}."
-            text = f"Trains {phase.name} of {recipe.name}. {start}\n\n{size}{here}\n\n{_WAITS}"
-            of_phases.append(_deployment(source, "train-phase", text, asks, phase=phase.name, schedules=nightly))
-        for deployment in [*of_phases, *_of_recipe(source)]:
-            if other := found.get(deployment.full_name):
-                subjects = [
-                    "/".join(one.parameters[name] for name in ("recipe", "phase") if name in one.parameters) for one in (other, deployment)
-                ]
-                raise RecipeError(
-                    f"two deployments would be called {deployment.full_name}: of {subjects[0]}, and of {subjects[1]}. "
-                    "Give the recipe or the phase another name."
-                )
-            found[deployment.full_name] = deployment
-    return [found[name] for name in sorted(found)]
+
+def refusals(recipe: Recipe) -> dict[str, str]:
+    """Return phase → reason for phases that every run rejects by design, because of their mixture, text or ancestor."""
+    found: dict[str, str] = {}
+    for phase in recipe.phases:
+        drawn = [CATALOGUE[name].stand_in for name in phase.components if name in CATALOGUE and name not in recipe.sources]
+        if refused := [before.name for before in recipe.ancestors(phase) if before.name in found]:
+            found[phase.name] = f"it starts from {refused[0]}"
+        elif any(stand_in and stand_in.test_items for stand_in in drawn):
+            found[phase.name] = "its text contains benchmark items"
+        else:
+            try:
+                check_mixtures(recipe, [phase])
+            except RecipeError:
+                found[phase.name] = "a block of its mixture has no sequence of some components"
+    return found
 
 
 def declare_pools(sources: Iterable[Source]) -> list[Pool]:
@@ -178,87 +177,114 @@ def declare_pools(sources: Iterable[Source]) -> list[Pool]:
     ]
 
 
-def _of_recipe(source: Source) -> list[Deployment]:
-    recipe = source.written
-    is_own = recipe.scale == "own"
-    scales: dict[str, tuple[str, ...]] = {} if is_own else {"scale": ("proxy", "full")}
-    every = tuple(phase.name for phase in recipe.phases)
-    branches = tuple(phase.name for phase in recipe.phases if phase.branch)
-    line = " → ".join(phase.name for phase in recipe.phases if not phase.branch)
-    how = "as it is written" if is_own else "at proxy scale, on this machine"
+def _of_recipe(source: Source, number: int) -> list[Deployment]:
+    """Return the deployments that train a recipe, a phase of the main line, or a branch. `number` of the recipe decides schedule times."""
+    recipe, scale = source.written, default_scale(source.written)
+    minute = (10 * number + number // 6) % 60
+    fixed = {"recipe": (source.given,), "scale": (scale,)}
+    of_phase: dict[str, tuple[str, ...]] = {**fixed, "retrain": (), "settings": ()}
+    size, here = ("As it is written", "") if scale == "own" else ("At full scale", " Here it runs at proxy scale.")
+    how = "as it is written" if scale == "own" else "at proxy scale, on this machine"
+    refused = refusals(recipe)
+    main_line = [phase for phase in recipe.phases if not phase.branch]
+    every, branches = tuple(phase.name for phase in recipe.phases), tuple(phase.name for phase in recipe.phases if phase.branch)
     made = [
         _deployment(
-            source,
             "train-recipe",
-            f"Trains {recipe.name} {how}, phase by phase, gate by gate: {line}.\n\n"
+            recipe.name,
+            f"Trains {recipe.name} {how}, phase by phase, gate by gate: {' → '.join(phase.name for phase in main_line)}.\n\n"
             "It resumes unfinished phases. A refused phase stops its descendants.",
-            {"up_to": every, "retrain": every, "extend": every, "settings": ()},
-            schedules=(Schedule(slug="weekly", cron="0 3 * * 1"),),
-        ),
-        _deployment(
-            source,
-            "prepare-data",
-            f"Builds every token cache of {recipe.name} that is missing: documents, tokenizer, caches, benchmarks.",
-            {**scales, "settings": ()},
-        ),
-        _deployment(
-            source,
-            "validate-data",
-            f"Judges the caches, the mixture, the order and the leakage of one phase of {recipe.name}. It fails if the verdict fails.",
-            {**scales, "phase": every, "settings": ()},
-            required=("phase",),
-        ),
-        _deployment(
-            source,
-            "preflight",
-            f"Compiles the steps of {recipe.name} for its slices, without a TPU: memory, FLOPs, networks, time, "
-            "chip-hours.\n\nIt fails if a phase does not fit. It needs the extra `tpu`.",
-            {"phase": every, "settings": ()},
-            scale="own" if is_own else "full",
-        ),
-        _deployment(
-            source,
-            "evaluate",
-            f"Measures the last checkpoint of a phase of {recipe.name}, and judges it against its parent's. It fails if the gate fails.",
-            {"phase": every, "settings": ()},
-            required=("phase",),
-        ),
-        _deployment(
-            source,
-            "export",
-            f"Writes the weights of a trained phase of {recipe.name} as transformers reads them, to `exports/` in the worker's home.",
-            {"phase": every, "weights": (), "average_of": (), "dtype": (), "generation_prompt": (), "settings": ()},
-            required=("phase",),
-        ),
+            {**fixed, "up_to": every, "retrain": every, "extend": every, "settings": ()},
+            tags=(recipe.name,),
+            refused=refused,
+            schedule=Schedule(slug="weekly", cron=f"{minute} 1 * * 1"),
+        )
     ]
+    for position, phase in enumerate(main_line):
+        slices = " → ".join(dict.fromkeys(name for _, name in phase.slice.within(phase.start_step, phase.stop_step)))
+        divisor, word = next((unit for unit in TOKEN_UNITS if phase.tokens >= unit[0]), (1, ""))
+        text = (
+            f"Trains {phase.name} of {recipe.name}. It starts from {phase.parent or 'scratch'}.\n\n"
+            f"{size}: {phase.stop_step - phase.start_step:,} steps, {phase.start_step:,} to {phase.stop_step:,}; "
+            f"{f'{phase.tokens / divisor:.3g} {word}' if word else f'{phase.tokens:,}'} tokens; "
+            f"on {'this machine' if slices == LOCAL else slices}.{here}\n\n{_WAITS}"
+        )
+        name = f"{recipe.name} · {position + 1:0{len(str(len(main_line)))}} {phase.name}"
+        tags = (recipe.name, *([REFUSED] if phase.name in refused else []))
+        schedule = Schedule(slug="nightly", cron=f"{minute} {(2 + position) % 24} * * *")
+        asks = {**of_phase, "phase": (phase.name,)}
+        made.append(_deployment("train-phase", name, text, asks, tags=tags, refused=refused, schedule=schedule))
     if branches:
         text = f"Trains one branch of {recipe.name}. The form lists the branches.\n\n{_WAITS}"
-        asks: dict[str, tuple[str, ...]] = {"phase": branches, "retrain": (), "settings": ()}
-        made.append(_deployment(source, "train-phase", text, asks, name=f"{recipe.name}-branch", required=("phase",)))
+        asks = {"phase": branches, **of_phase}
+        made.append(_deployment("train-phase", f"{recipe.name} · branch", text, asks, tags=(recipe.name,), refused=refused))
     return made
 
 
+def _of_all(sources: Sequence[Source]) -> list[Deployment]:
+    """Return the start page and the deployments without training. Their forms list the recipes."""
+    scales = tuple(dict.fromkeys(default_scale(source.written) for source in sources))
+    with_full = tuple(dict.fromkeys(scale for one in scales for scale in (one, *(("full",) if one == "proxy" else ()))))
+    recipe = {"recipe": tuple(source.given for source in sources)}
+    phase = {"phase": tuple(dict.fromkeys(phase.name for source in sources for phase in source.written.phases))}
+    settings: dict[str, tuple[str, ...]] = {"settings": ()}
+    refused = {f"{source.written.name}/{name}": why for source in sources for name, why in refusals(source.written).items()}
+    weights: dict[str, tuple[str, ...]] = {"weights": (), "average_of": (), "dtype": (), "generation_prompt": ()}
+    first = "\n".join(
+        [
+            "Train a recipe that you choose here, or open another deployment.",
+            "",
+            f"* **Results**: [the page]({PAGE}) shows phases, verdicts, curves and reports. The log of a run starts with its address.",
+            "* **A recipe**: the deployment with its name. **A phase**: a numbered deployment, in order. **A branch**: `· branch`.",
+            "* **Other work**: `~ prepare`, `~ validate`, `~ preflight`, `~ evaluate`, `~ export`.",
+            "* **Start**: *Run*, *Custom run*. A wrong value is rejected in the form, with the reason.",
+            "* **Schedule**: each training has an example, switched off. Edit it, or add one with *+ Schedule*.",
+            f"* **Wait**: {MAX_TRAININGS} training runs at a time, the others are *Late*. *Waiting for* names the parent phase.",
+            *(f"* **Refused by design**: {name}, because {why}." for name, why in refused.items()),
+        ]
+    )
+    prepare = "Builds all missing token caches of a recipe: documents, tokenizer, caches, benchmarks."
+    validate = "Judges the caches, the mixture, the order and the leakage of a phase. It fails if the verdict fails."
+    preflight = (
+        "Compiles the steps of a recipe for its slices, without a TPU: memory, FLOPs, networks, time, chip-hours.\n\n"
+        "It fails if a phase does not fit. It needs the extra `tpu`."
+    )
+    evaluate = "Measures the last checkpoint of a phase, and judges it against its parent's. It fails if the gate fails."
+    export = "Writes the weights of a trained phase as transformers reads them, to `exports/` in the worker's home."
+    sizes, full, every = {"scale": scales}, {"scale": with_full}, {"scale": tuple(one for one in with_full if one != "proxy")}
+    return [
+        _deployment("train-recipe", START, first, {**recipe, **sizes, "up_to": phase["phase"], **settings}, required=("recipe",)),
+        _deployment("prepare-data", "~ prepare", prepare, {**recipe, **full, **settings}, required=("recipe",)),
+        _deployment("validate-data", "~ validate", validate, {**recipe, **full, **phase, **settings}, required=("recipe", "phase")),
+        _deployment("preflight", "~ preflight", preflight, {**recipe, **every, **phase, **settings}, required=("recipe",)),
+        _deployment("evaluate", "~ evaluate", evaluate, {**recipe, **sizes, **phase, **settings}, required=("recipe", "phase")),
+        _deployment("export", "~ export", export, {**recipe, **sizes, **phase, **weights, **settings}, required=("recipe", "phase")),
+    ]
+
+
 def _deployment(
-    source: Source,
     flow: Kind,
+    name: str,
     description: str,
-    asks: dict[str, tuple[str, ...]],
+    asks: Mapping[str, tuple[str, ...]],
     *,
-    name: str | None = None,
-    phase: str | None = None,
-    scale: str | None = None,
+    tags: tuple[str, ...] = (),
     required: tuple[str, ...] = (),
-    schedules: tuple[Schedule, ...] = (),
+    refused: Mapping[str, str] | None = None,
+    schedule: Schedule | None = None,
 ) -> Deployment:
-    recipe = source.written
-    scales = {} if "scale" in asks else {"scale": scale or default_scale(recipe)}
+    """Return a deployment. A recipe, phase or scale with a single choice is fixed."""
+    fixed = {field: asks[field][0] for field in FIXED if len(asks.get(field, ())) == 1}
+    phase = fixed.get("phase")
+    why = (refused or {}).get(phase or "")
     return Deployment(
         flow=flow,
-        name=name or (f"{recipe.name}-{phase}" if phase else recipe.name),
-        description=description,
-        tags=(TAG, recipe.name, FLOWS[flow].subject, *scales.values()),
-        parameters={"recipe": source.given, **scales, **({"phase": phase} if phase else {})},
-        asks=asks,
-        required=required,
-        schedules=schedules,
+        name=name,
+        description=f"{description}\n\n**Refused by design**: {why}." if why else description,
+        tags=(TAG, *tags, FLOWS[flow].subject, *([fixed["scale"]] if "scale" in fixed else [])),
+        parameters=fixed,
+        asks={field: choices for field, choices in asks.items() if field not in fixed},
+        required=tuple(field for field in required if field not in fixed) + (("phase",) if flow == "train-phase" and not phase else ()),
+        refused=dict(refused or {}),
+        schedules=(schedule,) if schedule else (),
     )

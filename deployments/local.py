@@ -10,11 +10,12 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import click
 import httpx
 
-from phasewise.deployments.declared import MAX_TRAININGS, Deployment, Pool, Source, declare, declare_pools, read_folder
+from phasewise.deployments.declared import MAX_TRAININGS, PAGE, START, Deployment, Pool, Source, declare, declare_pools, read_folder
 from phasewise.deployments.register import register, register_notification
 from phasewise.deployments.site_process import OwnSite, bind_problem, own_site
 from phasewise.deployments.worker import supervise, work
@@ -25,8 +26,9 @@ from phasewise.flows.prefect.stale_runs import close_leftovers
 from phasewise.flows.recipes import NAMES, load_written
 from phasewise.flows.recipes.python_file import allow_code
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.errors import PhasewiseError, print_refusal, refused_by_system
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError, print_refusal, refused_by_system
 from phasewise.trainer.base.storage import without_secrets
+from phasewise.trainer.base.wording import name_some, near
 from phasewise.trainer.process.child_process import collect_rarely
 
 EXIT_STOPPED, EXIT_INTERRUPTED = 0, 130
@@ -47,18 +49,23 @@ class Plan:
 @click.command()
 @click.option("--home", metavar="URL", help="Folder of everything [default: PHASEWISE_HOME, else ./.phasewise].")
 @click.option("--port", type=click.IntRange(1, 65_535), default=4200, show_default=True)
+@click.option("--recipe", "names", multiple=True, metavar="NAME", help="Deploy only this included recipe. Repeat for others.")
 @click.option("--recipes", metavar="FOLDER", help="Deploy the recipes of this folder, too. Its .py files run once, here.")
 @click.option("--site-port", type=click.IntRange(1, 65_535), metavar="N", help="Of our page [default: the first free one after PORT].")
 @click.option("--site-host", default="127.0.0.1", show_default=True, metavar="H", help="Host that our page is bound to.")
 @click.option("--notify", metavar="TYPE/NAME", help="A notification block of Prefect, for phases that are refused or wait for a person.")
-def main(home: str | None, port: int, recipes: str | None, site_port: int | None, site_host: str, notify: str | None) -> None:
+def main(
+    home: str | None, port: int, names: tuple[str, ...], recipes: str | None, site_port: int | None, site_host: str, notify: str | None
+) -> None:
     """Run a Prefect server, its deployments and workers on this machine, until Ctrl-C."""
     collect_rarely()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with refused_by_system(home or os.environ.get("PHASEWISE_HOME") or ".phasewise"):
             opened_home = Home.open(home)
-            sources = [Source(name, load_written(name)) for name in NAMES]
+            if unknown := [name for name in names if name not in NAMES]:
+                raise ConfigError(f"--recipe: expected an included recipe, found {unknown[0]!r}, {near(unknown[0], NAMES)}")
+            sources = [Source(name, load_written(name)) for name in NAMES if name in (names or NAMES)]
             own: list[Source] = []
             if recipes:
                 with allow_code():
@@ -113,8 +120,10 @@ async def _serve(plan: Plan, url: str, server: OwnServer | None, site: OwnSite) 
         click.echo(f"{closed} flow {'run' if closed == 1 else 'runs'} of an earlier server ended without a report: marked as crashed")
     click.echo(f"Registering {len(plan.deployments)} deployments …")
     try:
-        retired = await register(plan.deployments, plan.pools)
+        deployments = [one.but(description=one.description.replace(PAGE, site.url)) for one in plan.deployments]
+        retired = await register(deployments, plan.pools)
         async with get_client() as client:
+            first = await client.read_deployment_by_name(f"train-recipe/{START}")
             block = await register_notification(client, plan.notify)
     except httpx.HTTPError as error:
         raise PhasewiseError(
@@ -125,24 +134,25 @@ async def _serve(plan: Plan, url: str, server: OwnServer | None, site: OwnSite) 
     if missed := await close_missed():
         click.echo(f"{missed} scheduled {'run was' if missed == 1 else 'runs were'} missed. The latest run of the same schedule starts")
     if retired:
-        click.echo(f"No longer declared, and removed: {', '.join(retired)}")
+        click.echo(f"No longer declared, and removed: {name_some(retired, 5)}")
     supervision = asyncio.create_task(supervise(plan.home, server))
     try:
-        await work(lambda: click.echo(_instructions(plan, url, site, server.auth if server else None)), supervision)
+        start = f"/deployments/deployment/{first.id}?tab=Description"
+        await work(lambda: click.echo(_instructions(plan, url, site, server.auth if server else None, start)), supervision)
     finally:
         supervision.cancel()
 
 
-def _instructions(plan: Plan, url: str, site: OwnSite, auth: str | None) -> str:
+def _instructions(plan: Plan, url: str, site: OwnSite, auth: str | None, start: str) -> str:
     prefect = Path(sys.executable).with_name("prefect")
     ui = url.removesuffix("/api")
     # Browsers never send the part after # to a server
-    links = f"{ui}{OPEN_PATH}#{auth}" if auth else ui, site.problem or site.link(auth)
+    links = f"{ui}{OPEN_PATH}#{auth}&{quote(start, safe='')}" if auth else f"{ui}{start}", site.problem or site.link(auth)
     kept = keep_links(plan.home, links)
     # Links with secrets are for a terminal and a private file: other output may be stored
     shown = links if sys.stdout.isatty() else (ui, site.problem or site.url)
     secret = f'PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(kept.with_name(AUTH_NAME)))})" ' if auth else ""
-    recipes = sorted({deployment.tags[1] for deployment in plan.deployments})
+    recipes = [one.name for one in plan.deployments if one.flow == "train-recipe" and one.name != START]
     unserved = [pool.name for pool in plan.pools if pool.name not in SERVED]
     return f"""
 Prefect UI:  {shown[0]}
@@ -153,8 +163,8 @@ Deployments: {len(plan.deployments)}, of {", ".join(recipes)}
 Work pools:  {", ".join(SERVED)} work here; {", ".join(unserved)} wait for machines with such slices
 
 Start a run
-  in the UI:  Deployments, a name such as train-recipe/marin-8b, Run, Custom run: the form lists the choices
-  in a shell: PREFECT_API_URL={url} {secret}{prefect} deployment run train-recipe/marin-8b
+  in the UI:  Deployments, a name such as {recipes[0]}, Run, Custom run: the form lists the choices. {START} explains the others
+  in a shell: PREFECT_API_URL={url} {secret}{prefect} deployment run train-recipe/{recipes[0]}
 At most {MAX_TRAININGS} training runs at a time; others wait. Schedules are inactive examples: activate them in the UI.
 
 Stop: Ctrl-C. Active runs save and stop. After a restart they resume."""

@@ -48,8 +48,12 @@ async def register(deployments: Sequence[Deployment], pools: Sequence[Pool]) -> 
             )
         flows = {flow.id: flow.name for flow in await _read_all(client.read_flows)}
         registered = {f"{flows[found.flow_id]}/{found.name}": found for found in await _read_all(client.read_deployments)}
+        active = {
+            (one.entrypoint, *sorted(one.parameters.items())): one for one in registered.values() if any(s.active for s in one.schedules)
+        }
         for declared in deployments:
-            await _register_deployment(client, declared, registered.get(declared.full_name))
+            renamed = active.get((declared.entrypoint, *sorted(declared.parameters.items())))  # an earlier version had another name
+            await _register_deployment(client, declared, registered.get(declared.full_name, renamed))
         wanted = {declared.full_name for declared in deployments}
         entrypoints = {f"phasewise.flows.{place.module}.{place.module}" for place in FLOWS.values()}
         retired = [
@@ -84,7 +88,7 @@ async def _register_deployment(client: Any, declared: Deployment, found: Any | N
     }
     if found:
         current = {field: getattr(found, field) for field in wanted} | {"tags": sorted(found.tags)}
-        if current == wanted:
+        if current == wanted and found.name == declared.name:
             return
         schedules = [
             DeploymentScheduleCreate(schedule=kept.schedule, active=kept.active, slug=kept.slug, parameters=kept.parameters)
@@ -116,9 +120,10 @@ def form_of(deployment: Deployment, parameters: dict[str, Any]) -> dict[str, Any
     fields: dict[str, Any] = {}
     for position, (name, choices) in enumerate(deployment.asks.items()):
         field = parameters["properties"][name]
+        marked = ", ".join(f"{choice} ({why})" for choice, why in deployment.refused.items() if choice in choices)
         about = {
             "title": TITLES.get(name, name.capitalize()),
-            "description": " ".join(field.get("description", "").split()),
+            "description": " ".join([*field.get("description", "").split(), *([f"Refused by design: {marked}."] if marked else [])]),
             "position": position,
         }
         choice = {"type": "string", "enum": list(choices)}

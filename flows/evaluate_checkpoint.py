@@ -15,7 +15,7 @@ from phasewise.trainer.base.errors import TrainingError
 from phasewise.validations.waivers import accepted_in
 
 
-@door(name="evaluate", flow_run_name="evaluate {recipe}/{phase} ({scale})")
+@door(name="evaluate")
 def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None, settings: Settings = ()) -> None:
     """Evaluate the last checkpoint of a phase and judge it against the parent. Fails if the gate fails.
 

@@ -18,7 +18,7 @@ DType = Literal["float32", "bfloat16"]
 GenerationPrompt = Literal["add", "none"]
 
 
-@door(name="export", flow_run_name="export {recipe}/{phase} ({scale})")
+@door(name="export")
 def export_phase(
     recipe: str,
     phase: str,

@@ -18,7 +18,7 @@ class DoesNotFit(PhasewiseError):
     """A phase does not fit its slice."""
 
 
-@door(name="preflight", flow_run_name="preflight {recipe} ({scale})")
+@door(name="preflight")
 def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home: str | None = None, settings: Settings = ()) -> None:
     """Compile the step of every setup for its slice: memory, arithmetic, networks, projected time. Fails if a setup does not fit.
 

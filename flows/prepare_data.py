@@ -6,7 +6,7 @@ from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import resolve
 
 
-@door(name="prepare-data", flow_run_name="prepare data of {recipe} ({scale})")
+@door(name="prepare-data")
 def prepare_data(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | None = None, settings: Settings = ()) -> None:
     """Build all missing token caches of a recipe.
 

@@ -92,7 +92,7 @@ REFUSALS = (VerdictError, TrainingDiverged)
 """Errors that stop a phase and its descendants, and no other phase."""
 
 
-@door(name="train-phase", flow_run_name="train {recipe}/{phase} ({scale})")
+@door(name="train-phase")
 @asking_people
 def train_phase(
     recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None, retrain: bool = False, settings: Settings = ()

@@ -18,7 +18,7 @@ from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import PhasewiseError, WaitsForPerson
 
 
-@door(name="train-recipe", flow_run_name="train {recipe} ({scale})")
+@door(name="train-recipe")
 @asking_people
 def train_recipe(
     recipe: str = "marin-8b",

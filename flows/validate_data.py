@@ -10,7 +10,7 @@ from phasewise.tasks.phase_state import State
 from phasewise.tasks.validation.task import data_gate
 
 
-@door(name="validate-data", flow_run_name="validate data of {recipe}/{phase} ({scale})")
+@door(name="validate-data")
 def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None, settings: Settings = ()) -> None:
     """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase. Fails if the verdict fails.
 

@@ -421,6 +421,7 @@ def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int,
 @main.command()
 @home_option
 @click.option("--port", type=click.IntRange(1, 65_535), default=4200, show_default=True)
+@click.option("--recipe", "names", multiple=True, metavar="NAME", help="Deploy only this included recipe. Repeat for others.")
 @click.option("--recipes", type=PLACE, metavar="FOLDER", help="Also deploy the recipes in this folder. Runs its .py files.")
 @click.option("--site-port", type=click.IntRange(1, 65_535), metavar="N", help="Port of the page. Default: first free port after PORT.")
 @click.option(
@@ -431,9 +432,12 @@ def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int,
     help="Address of the page. The page requires its token on every address.",
 )
 @click.option("--notify", metavar="TYPE/NAME", help="Prefect notification block for refused or waiting phases.")
-def up(home: str | None, port: int, recipes: str | None, site_port: int | None, site_host: str, notify: str | None) -> None:
+def up(
+    home: str | None, port: int, names: tuple[str, ...], recipes: str | None, site_port: int | None, site_host: str, notify: str | None
+) -> None:
     """Start a Prefect server with its UI, a worker, the deployments and the page, on this machine."""
     command = python_command("phasewise.deployments.local", "--port", str(port), "--site-host", site_host)
+    command += [word for name in names for word in ("--recipe", name)]
     given = {"--home": home, "--recipes": recipes, "--site-port": str(site_port) if site_port else None, "--notify": notify}
     os.execv(sys.executable, command + [word for name, value in given.items() if value for word in (name, value)])
 

@@ -8,7 +8,6 @@ import functools
 import inspect
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
@@ -28,6 +27,7 @@ from prefect.utilities.engine import propose_state_sync
 from phasewise.flows.prefect.missed_schedules import MISSED_MESSAGE, is_missed, missed_state
 from phasewise.flows.prefect.server import TAG
 from phasewise.flows.prefect.stale_runs import stay_present
+from phasewise.flows.prefect.submission import GENERATED, check_fixed, run_name
 from phasewise.flows.recipes.assignments import setting
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.resolved import Resolved, resolving_once
@@ -36,11 +36,8 @@ from phasewise.tasks.locks import Holder
 from phasewise.tasks.phase_state import State as PhaseState
 from phasewise.tasks.phase_state import enter_stage
 from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones, say
-from phasewise.trainer.base.errors import ConfigError, PhasewiseError, refused_by_system
+from phasewise.trainer.base.errors import PhasewiseError, refused_by_system
 
-FIXED = ("recipe", "phase", "scale")
-"""Parameters that a run must share with its deployment."""
-FILE = re.compile(r"^(?:.*/)?([^/]+)\.json(?=/|$)")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -89,7 +86,7 @@ class DoorFlow(Flow[P, R]):
             raise ended.refusal from None
 
 
-def door(*, name: str, flow_run_name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
+def door(*, name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
     """Make a flow of a function with the parameters `home` and `settings` (of `--set`)."""
     for logger in (LOGGER, PROGRESS_LOGGER):
         if not any(isinstance(handler, RunLog) for handler in logger.handlers):
@@ -116,16 +113,16 @@ def door(*, name: str, flow_run_name: str) -> Callable[[Callable[P, R]], Flow[P,
                 get_run_logger().error(str(refusal))
                 raise Ended(set_state(Failed(message=str(refusal))), refusal) from None
 
-        def run_name() -> str:
-            given = dict(current.parameters)
-            given["recipe"] = FILE.sub(r"\1", str(given.get("recipe")))
-            text = flow_run_name.format(**given)
+        def named() -> str:
+            given, text = dict(current.parameters), str(current.name)
+            if GENERATED.fullmatch(text):  # a subflow, or a run of a server without our check
+                text = run_name(work.__name__, given)
             if run_id := current.id:
                 with suppress(PhasewiseError, OSError):  # the flow itself reports an unusable home
                     stay_present(Home.at(given.get("home")), run_id, text)
             return text
 
-        return DoorFlow(run, name=name, flow_run_name=run_name)
+        return DoorFlow(run, name=name, flow_run_name=named)
 
     return decorate
 
@@ -147,17 +144,6 @@ def _check_run(given: Mapping[str, Any]) -> None:
             return
     if TAG in found.tags:
         check_fixed(found.name, found.parameters, given)
-
-
-def check_fixed(name: str, fixed: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Compare the parameters of a run with its deployment's. Raises ConfigError if the run has another recipe, phase or scale."""
-    for parameter in FIXED:
-        if parameter in fixed and given.get(parameter) != fixed[parameter]:
-            raise ConfigError(
-                f"the deployment {name} is for {parameter} {fixed[parameter]!r}, and this run was given {given.get(parameter)!r}: "
-                f"leave {parameter} out, or start the deployment of that {parameter}. `phasewise up --recipes FOLDER` makes deployments of "
-                "other recipes."
-            )
 
 
 def say_waiting(holder: Holder) -> None:

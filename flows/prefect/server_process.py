@@ -8,15 +8,21 @@ import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import uvicorn
 from prefect.server.api.server import create_app
 from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
 from prefect.server.database.dependencies import MODELS_DEPENDENCIES
+from prefect.server.database.orm_models import FlowRun
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
+from prefect.utilities.names import generate_slug
+from sqlalchemy import ColumnDefault
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
 from phasewise.flows.prefect.access import OwnAddress, open_route, prefect_policy
+from phasewise.flows.prefect.server import TAG
+from phasewise.flows.prefect.submission import CheckedSubmissions, run_name
 from phasewise.trainer.process.child_process import collect_rarely, end_with_parent
 
 
@@ -40,6 +46,12 @@ class SerializedWrites(AioSqliteConfiguration):
             yield transaction
 
 
+def scheduled_name(context: Any) -> str:
+    """Return the name of a new flow run without one: Prefect's scheduler gives none. `context`: SQLAlchemy's, with the row."""
+    row = context.get_current_parameters()
+    return run_name("train", row["parameters"]) if TAG in row.get("tags", ()) else generate_slug(2)
+
+
 def serve(listening: socket.socket, port: int) -> None:
     """Serve Prefect's API and pages on the inherited socket of a port until standard input ends."""
     collect_rarely()
@@ -47,10 +59,11 @@ def serve(listening: socket.socket, port: int) -> None:
     end_with_parent(0)
     url = str(PREFECT_API_DATABASE_CONNECTION_URL.value())
     MODELS_DEPENDENCIES["database_config"] = SerializedWrites(connection_url=url)
+    FlowRun.__table__.c.name.default = ColumnDefault(scheduled_name)  # pyright: ignore[reportAttributeAccessIssue]  # it is a Column
     app = create_app(final=True)
     app.router.routes.insert(0, open_route())
     headers = [("Content-Security-Policy", prefect_policy(port))]
-    config = uvicorn.Config(OwnAddress(app, port=port), log_level="warning", timeout_keep_alive=5, headers=headers)
+    config = uvicorn.Config(OwnAddress(CheckedSubmissions(app), port=port), log_level="warning", timeout_keep_alive=5, headers=headers)
     uvicorn.Server(config).run(sockets=[listening])
 
 

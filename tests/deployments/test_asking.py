@@ -96,7 +96,7 @@ def asked(up: Up) -> Asked:
         with temporary_settings(up.prefect_settings):
             block(name="gates", url=url, json_data={"subject": "{{subject}}", "body": "{{body}}"}).save("gates")
         assert register(up, "custom-webhook/gates") == 1
-        run = start_run(up, "train-phase/asking-kestrel")
+        run = start_run(up, "train-phase/asking · 1 kestrel")
         wait_until_asked(up, run)
         wait_for(up, "the message", lambda: messages)
         return Asked(run, messages)
@@ -153,7 +153,7 @@ def test_a_phase_that_is_approved_is_trained_and_reported_with_the_name(asked: A
 
 @pytest.mark.long
 def test_a_phase_that_is_rejected_in_a_terminal_ends_refused(up: Up, recipes: Path):
-    run = start_run(up, "train-phase/asked-too-kestrel")
+    run = start_run(up, "train-phase/asked-too · 1 kestrel")
     wait_until_asked(up, run)
     target = f"{recipes / 'asked-too.json'}/kestrel"
     command = [sys.executable, "-m", "phasewise.flows.cli.main", "approve", target, "--reject", "--reason", "too often", "--who", "Grace"]
@@ -162,7 +162,7 @@ def test_a_phase_that_is_rejected_in_a_terminal_ends_refused(up: Up, recipes: Pa
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "asked-too/proxy/kestrel data: rejected by Grace: too often",
-        "The flow run 'train asked-too/kestrel (proxy)' resumes.",
+        "The flow run 'asked-too/kestrel · proxy' resumes.",
     ]
     state = final_state(up, run)
     assert state["type"] == "FAILED"
@@ -178,7 +178,7 @@ def test_no_secret_is_written_anywhere(asked: Asked, up: Up):
 
 @pytest.mark.long
 def test_a_training_that_asks_is_suspended_and_rolls_back_once_it_is_approved(up: Up):
-    run = start_run(up, "train-phase/spiking-kestrel")
+    run = start_run(up, "train-phase/spiking · 1 kestrel")
     (flow,) = wait_for(up, "its process", lambda: processes(up, RUN_MODULE))
     flow.kill()  # in its first moment: it is started once more
     wait_for(up, "the second start", lambda: RERUN_MESSAGE in [state["message"] for state in states(up, run)])
@@ -216,7 +216,7 @@ def hasty(up: Up) -> Iterator[Up]:
 
 @pytest.mark.long
 def test_a_training_goes_on_while_the_server_is_away_and_the_ui_catches_up(hasty: Up):
-    run = start_run(hasty, "train-phase/long-kestrel")
+    run = start_run(hasty, "train-phase/long · 1 kestrel")
     wait_for(hasty, "its first steps", lambda: len(metrics_steps(hasty, "long")) > 10)
     (flow,) = processes(hasty, RUN_MODULE)
     (server,) = processes(hasty, SERVER_MODULE)

@@ -4,10 +4,10 @@ import pytest
 import yaml
 
 from experiments.survival.runs import tiny_recipe
-from phasewise.deployments.declared import FLOWS, Deployment, Source, declare, declare_pools, read_folder
+from phasewise.deployments.declared import FLOWS, REFUSED, START, Deployment, Source, declare, declare_pools, read_folder
 from phasewise.deployments.prefect_file import main as print_prefect_file
 from phasewise.deployments.register import form_of, parameters_of
-from phasewise.flows.recipes import NAMES, load_recipe, load_written
+from phasewise.flows.recipes import NAMES, load_written
 from phasewise.flows.recipes.python_file import allow_code
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.tasks.home import Home
@@ -97,15 +97,14 @@ def test_a_flow_takes_what_is_fixed_and_what_the_form_asks_for(deployment: Deplo
     form = form_of(deployment, parameters_of(deployment))["properties"]
     assert set(deployment.parameters) | set(form) <= set(every)
     assert set(deployment.parameters).isdisjoint(form)
-    assert set(every) - set(form) - set(deployment.parameters) <= {"home", "phase", "up_to"}
+    assert set(every) - set(form) - set(deployment.parameters) <= {"home", "phase", "up_to", "retrain", "extend"}
     assert all(field["description"] and field["title"] for field in form.values())
     assert "home" not in form
-    assert "recipe" not in form
-    assert load_recipe(deployment.parameters["recipe"], "proxy")
+    assert deployment.parameters.get("recipe") in NAMES or form["recipe"]["enum"] == list(NAMES)
 
 
 def test_a_form_has_the_phases_of_its_own_recipe_as_choices() -> None:
-    branch = DECLARED["train-phase/marin-8b-branch"]
+    branch = DECLARED["train-phase/marin-8b · branch"]
     form = form_of(branch, parameters_of(branch))
     assert form["properties"]["phase"]["enum"][0] == "microannealing-control"
     assert "kestrel" not in form["properties"]["phase"]["enum"]
@@ -116,13 +115,24 @@ def test_a_form_has_the_phases_of_its_own_recipe_as_choices() -> None:
     assert fields["retrain"]["items"]["enum"][:2] == ["kestrel", "ocelot"]
 
 
-def test_two_of_one_name_are_refused() -> None:
-    recipe = tiny_recipe()
-    first = recipe.phases[0].name
-    other = recipe.but(name=f"tiny-{first}", phases=[recipe.phases[0].but(name="x").model_dump()])
-    mine = recipe.but(name="tiny", phases=[recipe.phases[0].but(name=f"{first}-x").model_dump()])
-    with pytest.raises(RecipeError, match=f"two deployments would be called train-phase/tiny-{first}-x: of mine/.*, and of other/x"):
-        declare([Source("mine", mine), Source("other", other)])
+def test_the_list_is_in_the_order_of_need_and_no_two_schedules_are_at_the_same_time() -> None:
+    names = [one.name for one in DECLARED.values()]
+    assert names == sorted(names)
+    line = ["kestrel", "ocelot", "jellyfish", "phoenix", "starling", "deeper-starling"]
+    numbered = [f"marin-8b · {number} {name}" for number, name in enumerate(line, 1)]
+    assert [name for name in names if name.startswith("marin-8b")] == ["marin-8b", *numbered, "marin-8b · branch"]
+    assert (names[0], [name for name in names if name.startswith("~")]) == (START, names[-5:])
+    times = [schedule.cron for one in DECLARED.values() for schedule in one.schedules]
+    assert len(set(times)) == len(times) == 27
+
+
+def test_what_every_run_refuses_is_marked() -> None:
+    text = DECLARED[f"train-recipe/{START}"].description
+    branch, bison = DECLARED["train-phase/marin-8b · branch"], DECLARED["train-phase/marin-32b · 3 bison"]
+    assert "Refused by design: dessert-v1 (a block of" in form_of(branch, parameters_of(branch))["properties"]["phase"]["description"]
+    assert "**Refused by design**: its text contains benchmark items." in bison.description
+    assert [one.name for one in DECLARED.values() if REFUSED in one.tags] == [bison.name]
+    assert all(f"{name}, because" in text for name in ("marin-8b/dessert-v1", "marin-32b/bison", "marin-32b/bison-flat"))
 
 
 def test_a_recipe_of_ones_own_is_run_as_it_is_written() -> None:

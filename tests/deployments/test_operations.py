@@ -118,7 +118,7 @@ def test_a_run_beside_what_is_up_is_refused_at_once_and_disturbs_nothing(up: Up,
     with phasewise(up, "run", recipes / "long.json") as process:
         output, errors = process.communicate(timeout=WAIT_SECONDS)
     assert (process.returncode, output) == (2, "")
-    assert errors.startswith("phasewise: the flow run 'train ")
+    assert errors.startswith("phasewise: the flow run 'long")
     assert f"is at work in {up.home}: wait for it, stop it, or choose another home with --home.\n" in errors
     assert state_of(up, training) == before
     trains_on(up)
@@ -172,7 +172,7 @@ def test_the_secrets_are_nowhere_but_in_their_files(up: Up, training: str) -> No
 
 @pytest.mark.long
 def test_a_run_that_has_a_slot_waits_for_the_home_and_names_who_has_it(up: Up, training: str) -> None:
-    deployment = ask(up, "deployments/name/train-phase/long-kestrel")["id"]
+    deployment = ask(up, "deployments/name/train-phase/long · 1 kestrel")["id"]
     beside = ask(up, f"deployments/{deployment}/create_flow_run", {"work_queue_name": "default"})["id"]
     [said, *_] = wait_for(up, "its waiting", lambda: [line for line in logs_of(up, beside) if line.startswith("waiting for ")])
     assert said.startswith(f"waiting for the flow run '{ask(up, f'flow_runs/{training}')['name']}' (process ")

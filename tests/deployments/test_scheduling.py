@@ -1,4 +1,5 @@
 import asyncio
+import json
 import logging
 import re
 import signal
@@ -42,16 +43,82 @@ REFUSAL = "--set kestrel.nonsense=1: kestrel has no field 'nonsense', did you me
 
 @pytest.fixture(scope="module")
 def run(up: Up) -> str:
-    """Of a setting that does not exist."""
-    return start_run(up, "prepare-data/marin-8b", settings=["kestrel.nonsense=1"])
+    """Of a setting that does not exist, made by a path of the API that checks nothing."""
+    found = ask(up, "deployments/name/prepare-data/~ prepare")
+    body = {"flow_id": found["flow_id"], "deployment_id": found["id"], "state": {"type": "SCHEDULED"}}
+    body |= {
+        "work_pool_name": "data",
+        "work_queue_name": "default",
+        "parameters": {"recipe": "marin-8b", "settings": ["kestrel.nonsense=1"]},
+    }
+    return ask(up, "flow_runs/", body)["id"]
 
 
-def test_it_says_where_it_is_and_refuses_what_the_form_would(up: Up, run: str) -> None:
+BRANCH, OCELOT, TRAIN = "train-phase/marin-8b · branch", "train-phase/marin-8b · 2 ocelot", "train-recipe/marin-8b"
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("prepare-data/~ prepare", {"recipe": "marin-9b"}, "recipe: expected a choice of the form, found 'marin-9b', did you mean marin-8b"),
+    (
+        "prepare-data/~ prepare",
+        {"recipe": "marin-8b", "scale": "huge"},
+        "scale: expected a choice of the form, found 'huge', there are proxy,",
+    ),
+    ("validate-data/~ validate", {"recipe": "marin-32b", "phase": "kestrel"}, "marin-32b has no phase 'kestrel'"),
+    ("validate-data/~ validate", {"recipe": "marin-8b"}, "the deployment ~ validate needs the phase: choose it in the form."),
+    (BRANCH, {"phase": "desert-v3"}, "phase: expected a choice of the form, found 'desert-v3', did you mean dessert-v3"),
+    (BRANCH, {"phase": "dessert-v1"}, "the mixture from step 820000 must have a sequence of every component in every block"),
+    (OCELOT, {"phase": "kestrel"}, "the deployment marin-8b · 2 ocelot is for phase 'ocelot', and this run was given 'kestrel'"),
+    (OCELOT, {"retain": True}, "the deployment marin-8b · 2 ocelot has no parameter 'retain', did you mean retrain?"),
+    (OCELOT, {"settings": ["kestrel.nonsense=1"]}, REFUSAL),
+    (OCELOT, {"settings": {"__prefect_kind": "json", "value": '["kestrel.nonsense=1"]'}}, REFUSAL),
+    (OCELOT, {"settings": ["slice=v5e-256"]}, "phase ocelot of marin-8b-proxy needs the slice v5e-256, and only this machine can train"),
+    (OCELOT, {"retrain": "maybe"}, "'maybe' is not of type 'boolean'"),
+    (TRAIN, {"up_to": "kestrel", "retrain": ["ocelot"]}, "--retrain names ocelot: expected phases of this run (kestrel)."),
+]
+
+
+def answer_to(up: Up, path: str, body: Any, *, method: str = "POST") -> tuple[int, Any]:
+    try:
+        return 200, ask(up, path, body, method=method)
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_a_wrong_value_is_refused_with_one_sentence_before_a_run_or_a_schedule_exists(up: Up) -> None:
+    before = ask(up, "flow_runs/count", {})
+    for deployment, given, wanted in WRONG:
+        path = f"deployments/{ask(up, f'deployments/name/{deployment}')['id']}"
+        times = [{"schedule": {"cron": "0 4 * * *"}, "parameters": given}]
+        requests = [
+            ("create_flow_run", {"parameters": given, "enforce_parameter_schema": False}),
+            ("create_flow_run/bulk", [{"parameters": given}]),
+        ]
+        for last, body in [*requests, *([("schedules", times)] if "boolean" not in wanted else [])]:
+            code, answer = answer_to(up, f"{path}/{last}", body)
+            assert wanted in str(answer), (given, answer)
+            assert (code in (409, 422) and "\n" not in answer["detail"]) or last.endswith("bulk"), (given, answer)
+    assert ask(up, "flow_runs/count", {}) == before
+
+
+def test_runs_are_named_at_their_creation(up: Up) -> None:
+    ask(up, "work_pools/local/queues/training", {"is_paused": True}, method="PATCH")
+    ocelot, train = (ask(up, f"deployments/name/{one}")["id"] for one in (OCELOT, TRAIN))
+    [schedule] = ask(up, f"deployments/{ocelot}/schedules", [{"schedule": {"cron": "0 4 * * *"}, "active": True}])
+    names = ("elegant-grouse", "xi49-chort-void", "Incredible-Baird’s Rat Snake", "", "My second try")
+    made = [ask(up, f"deployments/{ocelot}/create_flow_run", {"name": name} if name else {}) for name in names]
+    made.append(ask(up, f"deployments/{train}/create_flow_run", {"parameters": {"up_to": "ocelot"}}))
+    assert [run["name"] for run in made] == [*["marin-8b/ocelot · proxy"] * 4, "My second try", "marin-8b up to ocelot · proxy"]
+    wanted = {"flow_runs": {"deployment_id": {"any_": [ocelot]}, "tags": {"all_": ["auto-scheduled"]}}}
+    scheduled = wait_for(up, "runs of the schedule", lambda: ask(up, "flow_runs/filter", wanted))
+    assert {run["name"] for run in scheduled} == {"marin-8b/ocelot · proxy"}
+    ask(up, f"deployments/{ocelot}/schedules/{schedule['id']}", method="DELETE")
+    for run in made:
+        ask(up, f"flow_runs/{run['id']}", method="DELETE")
+    ask(up, "work_pools/local/queues/training", {"is_paused": False}, method="PATCH")
+
+
+def test_it_says_where_it_is_and_a_run_that_evades_the_check_is_refused_without_a_traceback(up: Up, run: str) -> None:
     assert f"Prefect UI:  {up.ui}\n" in up.text
-    deployment = ask(up, "deployments/name/prepare-data/marin-8b")["id"]
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        ask(up, f"deployments/{deployment}/create_flow_run", {"parameters": {"scale": "huge"}})
-    assert "not one of ['proxy', 'full']" in refused.value.read().decode()
+    assert up.links[0].endswith("%3Ftab%3DDescription")
     state = final_state(up, run)
     assert (state["type"], state["message"].splitlines()[0]) == ("FAILED", REFUSAL)
 
@@ -88,22 +155,28 @@ def test_a_cancelled_run_that_no_worker_knows_ends(up: Up, run: str) -> None:
 
 
 def test_schedules_are_kept(up: Up, recipes: Path) -> None:
-    before = ask(up, "deployments/name/train-phase/marin-8b-kestrel")
+    before = ask(up, "deployments/name/train-phase/marin-8b · 1 kestrel")
     ask(up, f"deployments/{before['id']}/schedules/{before['schedules'][0]['id']}", {"active": True}, method="PATCH")
     copied = {name: before[name] for name in ("flow_id", "entrypoint", "parameters")}
     ask(up, "deployments/", {**copied, "name": "ours-of-old", "tags": ["phasewise"]})
     ask(up, "deployments/", {**copied, "name": "of-a-person", "tags": ["mine"]})
     ask(up, "deployments/", {**copied, "name": "of-another", "tags": ["phasewise"], "entrypoint": "elsewhere.py:flow"})
+    old = ask(up, f"deployments/name/{OCELOT}")
+    ask(up, f"deployments/{old['id']}", method="DELETE")
+    times = [{"schedule": {"cron": "7 4 * * *"}, "active": True, "slug": "mine"}]
+    named = {"name": "marin-8b-ocelot", "tags": ["phasewise"], "schedules": times}  # as an earlier version named it
+    ask(up, "deployments/", {**{name: old[name] for name in copied}, **named})
     with allow_code():
         sources = [*(Source(name, load_written(name)) for name in NAMES), *read_folder(recipes, Home(up.home))]
-    changed = [one.but(description="Changed.") if one.name == "marin-8b-kestrel" else one for one in declare(sources)]
+    changed = [one.but(description="Changed.") if one.name == "marin-8b · 1 kestrel" else one for one in declare(sources)]
     pools = declare_pools(sources)
-    assert run_with(up, register(changed, pools)) == ["train-phase/ours-of-old"]
+    assert run_with(up, register(changed, pools)) == ["train-phase/marin-8b-ocelot", "train-phase/ours-of-old"]
+    assert [(one["slug"], one["active"]) for one in ask(up, f"deployments/name/{OCELOT}")["schedules"]] == [("mine", True)]
     assert run_with(up, register(changed, pools)) == []
-    after = ask(up, "deployments/name/train-phase/marin-8b-kestrel")
+    after = ask(up, "deployments/name/train-phase/marin-8b · 1 kestrel")
     assert [(schedule["slug"], schedule["active"]) for schedule in after["schedules"]] == [("nightly", True)]
     assert (before["schedules"][0]["active"], after["description"], after["id"]) == (False, "Changed.", before["id"])
-    assert {one["name"] for one in ask(up, "deployments/filter", {"limit": 200})} >= {"of-a-person", "of-another", "marin-8b-starling"}
+    assert {one["name"] for one in ask(up, "deployments/filter", {"limit": 200})} >= {"of-a-person", "of-another", "marin-8b · 5 starling"}
 
 
 def run_with(up: Up, work: Coroutine[Any, Any, T]) -> T:
@@ -114,7 +187,7 @@ def run_with(up: Up, work: Coroutine[Any, Any, T]) -> T:
 @pytest.mark.long
 def test_a_phase_waits_for_its_parent_without_a_process_and_ends_with_the_reason_where_that_is_refused(up: Up) -> None:
     before = sorted(path.name for path in up.home.iterdir())
-    run = start_run(up, "train-phase/marin-8b-ocelot")
+    run = start_run(up, "train-phase/marin-8b · 2 ocelot")
     state = waits(up, run)
     assert state["message"].startswith("Since 20")
     assert "ocelot rests on kestrel, which is not done: there is no verdict on its data." in state["message"]
@@ -140,7 +213,7 @@ def waits(up: Up, run: str) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_a_phase_that_waits_starts_when_its_parent_is_past_its_gates(up: Up) -> None:
-    run = start_run(up, "train-phase/short-ocelot")
+    run = start_run(up, "train-phase/short · 2 ocelot")
     waits(up, run)
     assert final_state(up, start_run(up, "train-recipe/short", up_to="kestrel"))["type"] == "COMPLETED"
     assert final_state(up, run)["type"] == "COMPLETED"
@@ -149,10 +222,10 @@ def test_a_phase_that_waits_starts_when_its_parent_is_past_its_gates(up: Up) -> 
 
 @pytest.mark.long
 def test_of_scheduled_runs_that_were_missed_the_last_one_runs_and_the_server_reports_no_error(up: Up) -> None:
-    deployment = ask(up, "deployments/name/preflight/marin-8b")["id"]
-    queue = "work_pools/control/queues/default"
+    deployment = ask(up, "deployments/name/evaluate/~ evaluate")["id"]
+    queue = "work_pools/local/queues/default"
     ask(up, queue, {"is_paused": True}, method="PATCH")
-    refused = {"settings": ["kestrel.nonsense=1"]}
+    refused = {"recipe": "marin-8b", "phase": "starling"}  # it is not trained
     timetable = {"rrule": f"DTSTART:{datetime.now(UTC):%Y%m%dT%H%M%SZ}\nRRULE:FREQ=SECONDLY;INTERVAL=4;COUNT=12"}  # a minute: not 100 runs
     [schedule] = ask(up, f"deployments/{deployment}/schedules", [{"schedule": timetable, "active": True, "parameters": refused}])
     runs = {"flow_runs": {"deployment_id": {"any_": [deployment]}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 200}

@@ -117,7 +117,7 @@ def test_prefects_pages_work_and_load_nothing_from_other_hosts(up: Up) -> None:
     ],
 )
 def test_a_stranger_starts_no_run_and_reads_nothing(up: Up, statuses: set[int], headers: dict[str, str]) -> None:
-    deployment = ask(up, "deployments/name/train-phase/short-kestrel")["id"]
+    deployment = ask(up, "deployments/name/train-phase/short · 1 kestrel")["id"]
     given = {name: value.format(port=up.port, auth=up.auth) for name, value in headers.items()}
     for path in (f"/api/deployments/{deployment}/create_flow_run", "/api/flow_runs/filter"):
         answer = request(up, "POST", path, {**up.headers, **given}, body={})
@@ -147,15 +147,19 @@ def test_every_websocket_asks_for_the_token_and_knows_its_origin(up: Up, path: s
 
 
 def test_variables_of_a_job_are_refused_also_from_the_owner(up: Up) -> None:
-    deployment = ask(up, "deployments/name/prepare-data/short")["id"]
-    later = {"state": {"type": "SCHEDULED", "state_details": {"scheduled_time": (datetime.now(UTC) + timedelta(days=1)).isoformat()}}}
+    deployment = ask(up, "deployments/name/prepare-data/~ prepare")["id"]
+    given = {"recipe": "marin-8b"}
+    later = {
+        "parameters": given,
+        "state": {"type": "SCHEDULED", "state_details": {"scheduled_time": (datetime.now(UTC) + timedelta(days=1)).isoformat()}},
+    }
     scheduled = ask(up, f"deployments/{deployment}/create_flow_run", later)["id"]
     runs = {"flow_runs": {"deployment_id": {"any_": [deployment]}}}
     before = ask(up, "flow_runs/count", runs)
     create = f"/api/deployments/{deployment}/create_flow_run"
     for variables in ({"command": "touch x"}, {"env": {"PYTHONSTARTUP": "x"}}, {"working_dir": "/"}, {"env.A": "b"}):
         for method, path in (("POST", create), ("POST", f"{create}/bulk"), ("PATCH", f"/api/flow_runs/{scheduled}")):
-            body: object = {"job_variables": variables}
+            body: object = {"parameters": given, "job_variables": variables}
             answer = request(up, method, path, up.headers, body=[body] if path.endswith("bulk") else body)
             assert answer.status == (200 if path.endswith("bulk") else 422), answer  # of many at once the answer names what failed
             assert "Validation failed. Failure reason: Additional properties are not allowed" in answer.text
@@ -164,9 +168,14 @@ def test_variables_of_a_job_are_refused_also_from_the_owner(up: Up) -> None:
 
 
 def test_a_run_that_evades_the_check_runs_no_command(up: Up, tmp_path: Path) -> None:
-    found = ask(up, "deployments/name/prepare-data/short")
+    found = ask(up, "deployments/name/prepare-data/~ prepare")
     variables = {"command": f"touch {tmp_path / 'ran'}", "env": {"PHASEWISE_HOME": str(tmp_path)}, "env.PHASEWISE_HOME": str(tmp_path)}
-    body = {"flow_id": found["flow_id"], "deployment_id": found["id"], "job_variables": variables, "parameters": {"settings": ["a.b=1"]}}
+    body = {
+        "flow_id": found["flow_id"],
+        "deployment_id": found["id"],
+        "job_variables": variables,
+        "parameters": {"recipe": "marin-8b", "settings": ["a.b=1"]},
+    }
     body |= {"work_pool_name": found["work_pool_name"], "work_queue_name": found["work_queue_name"], "state": {"type": "SCHEDULED"}}
     run = ask(up, "flow_runs/", body)["id"]  # Prefect checks variables only where a deployment makes the run
     assert final_state(up, run)["type"] in ("FAILED", "CRASHED")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -121,7 +122,7 @@ def processes(up: Up, module: str) -> list[psutil.Process]:
 def ask(up: Up, path: str, body: dict[str, Any] | list[Any] | None = None, *, method: str | None = None) -> Any:
     """One request; asked again, as Prefect's own clients do, where the server says that its database is busy."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{up.ui}/api/{path}", data, up.headers, method=method)
+    request = urllib.request.Request(f"{up.ui}/api/{urllib.parse.quote(path, safe='/?=&')}", data, up.headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
             return json.loads(answer.read() or b"null")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from phasewise.flows.prefect.dependency_wait import answer_for, or_wait, waiting_state
-from phasewise.flows.prefect.flow_decorator import FIXED, check_fixed
 from phasewise.flows.prefect.missed_schedules import earlier_of
 from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE, Rerun, stay_present
+from phasewise.flows.prefect.submission import FIXED, check_fixed, run_name
 from phasewise.flows.resolved import Resolved, resolve_phase
 from phasewise.flows.status.retraining import GATES, ParentNotDone
 from phasewise.tasks.home import Home
@@ -62,6 +62,19 @@ def test_a_run_is_of_the_recipe_phase_and_scale_that_its_deployment_fixes(name: 
             check_fixed(NAME, STARLING, {**STARLING, name: other})
     asked: dict[str, Any] = {one: value for one, value in STARLING.items() if one != name}
     check_fixed(NAME, asked, {**STARLING, name: "another"})
+
+
+@pytest.mark.parametrize(
+    ("work", "given", "name"),
+    [
+        ("train_phase", STARLING, "marin-8b/starling · proxy"),
+        ("validate_data", {**STARLING, "recipe": "marin-8b/dessert-v3"}, "validate marin-8b/starling · proxy"),
+        ("train_recipe", {"recipe": "kept/recipes/mine.json", "scale": "own", "up_to": "x"}, "mine up to x · own"),
+        ("preflight", {"recipe": "a/b/my.py:MINE", "scale": "full", "phase": None}, "preflight my:MINE · full"),
+    ],
+)
+def test_a_run_is_named_by_its_work_recipe_phase_and_scale(work: str, given: dict[str, Any], name: str) -> None:
+    assert run_name(work, given) == name
 
 
 def judge(home: Home, phase: str, gate: str, *, passes: bool = True, ago: float = 0) -> None:
