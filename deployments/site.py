@@ -142,6 +142,10 @@ def _add_pages(app: FastAPI, site: Site) -> None:
     def search(q: Annotated[str, Query()] = "") -> str:
         return pages.search_page(site, Links("search"), q)
 
+    @app.get("/live")
+    def live_home() -> JSONResponse:
+        return JSONResponse(pages.live_home(site, Links("live")))
+
     @app.get("/live/{recipe}/{scale}/{phase}")
     def live(recipe: str, scale: str, phase: str) -> JSONResponse:
         found, files = pages.find_phase(site, PhaseAddress(recipe, scale, phase))

@@ -46,6 +46,7 @@ class Failure:
     table: str
     cases: tuple[Reason, ...]  # at least one case, the worst first
     total: int  # number of cases, including cases that the verdict does not list
+    is_unmeasured: bool = False  # a limit without a measurement, no warning
 
     @property
     def worst(self) -> Reason:
@@ -54,7 +55,10 @@ class Failure:
 
 
 def failures_of(verdict: Verdict) -> tuple[Failure, ...]:
-    """Group the reasons of a verdict by check: critical checks first, then in the order of the suite, which lists causes before effects."""
+    """Group the reasons of a verdict by check: critical checks, warnings, limits without a measurement, each in the order of the suite.
+
+    A suite lists causes before effects.
+    """
     groups: dict[str, list[list[Reason]]] = defaultdict(list)
     for name, reasons in groupby(verdict.reasons, key=lambda reason: reason.expectation):
         of_check: list[list[Reason]] = []
@@ -65,7 +69,7 @@ def failures_of(verdict: Verdict) -> tuple[Failure, ...]:
             else:
                 of_check.append([reason])
         groups[name] += of_check
-    placed: list[tuple[bool, int, Failure]] = []
+    placed: list[tuple[int, int, Failure]] = []
     for name, of_name in groups.items():
         checks = [check for check in verdict.checks if check.name == name and check.kind not in ("passed", "accepted")]
         checks.sort(key=lambda check: check.severity != "critical" and check.outcome != "broken")
@@ -75,15 +79,18 @@ def failures_of(verdict: Verdict) -> tuple[Failure, ...]:
             cases = tuple(reason for reason in reasons if not _TOTAL.match(reason.what))
             is_broken = check is not None and check.outcome == "broken"
             asks, table = (check.asks, check.table) if check else ("", "")
-            failure = Failure(reasons[0].severity, is_broken, asks, table, cases or tuple(reasons), max([*totals, len(cases)]))
-            placed.append((failure.severity != "critical", verdict.reasons.index(reasons[0]), failure))
+            is_unmeasured = check is not None and check.kind == "unmeasured"
+            failure = Failure(
+                reasons[0].severity, is_broken, asks, table, cases or tuple(reasons), max([*totals, len(cases)]), is_unmeasured
+            )
+            placed.append((2 if is_unmeasured else failure.severity != "critical", verdict.reasons.index(reasons[0]), failure))
     return tuple(failure for _, _, failure in sorted(placed, key=lambda entry: entry[:2]))
 
 
 def lines_of(verdict: Verdict) -> tuple[str, ...]:
     """Return three lines about the worst failure: location and finding, value and limit, remedy and report. A pass has one line."""
     failures = failures_of(verdict)
-    if not failures:
+    if not failures or failures[0].is_unmeasured:
         return (f"{verdict.subject} {verdict.counts.words}",)
     case, more = failures[0].worst, failures[0].total - 1
     where = "" if case.where in case.what else f" (in {_cut_line(case.where)})"
@@ -103,7 +110,7 @@ def report_folder_of(verdict: Verdict) -> str:
 def why_in_a_line(verdict: Verdict) -> str:
     """Return the worst finding with its value and limit as one line."""
     failures = failures_of(verdict)
-    if not failures:
+    if not failures or failures[0].is_unmeasured:
         return f"{verdict.subject} {verdict.counts.words}."
     worst, more = failures[0].worst, len(failures) - 1
     rest = f", and {plural(more, 'more check')} did not pass" if more else ""
@@ -131,7 +138,15 @@ def as_markdown(verdict: Verdict, ruling: Ruling | None = None, page: str | None
         lines += [f"[This verdict with all its evidence]({page})", ""]
     for failure in failures:
         mine = next((one for one in measures if (one.check.table, one.check.asks) == (failure.table, failure.asks)), None)
-        word = "Could not be made" if failure.is_broken else "Failed" if failure.severity == "critical" else "Warning"
+        word = (
+            "Not measurable"
+            if failure.is_unmeasured
+            else "Could not be made"
+            if failure.is_broken
+            else "Failed"
+            if failure.severity == "critical"
+            else "Warning"
+        )
         case = failure.worst
         lines += [f"## {word}: {_inline(case.what)}", "", f"- **Found:** {_inline(case.found)}", f"- **Limit:** {_inline(case.limit)}"]
         lines += [f"- **Parent's value:** {_inline(mine.parent)}"] if mine and mine.parent else []

@@ -11,18 +11,21 @@ from phasewise.validations.expectations.judging import Outcome, Reason
 from phasewise.validations.expectations.suites import Severity
 from phasewise.validations.waivers import AcceptedWarning
 
-Kind = Literal["passed", "accepted", "warned", "failed", "broken"]
+Kind = Literal["passed", "accepted", "unmeasured", "warned", "failed", "broken"]
 Standing = Literal["passed", "warned", "failed"]
 KIND_WORDS: Mapping[Kind, str] = {
     "passed": "passed",
     "accepted": "accepted",
+    "unmeasured": "not measurable",
     "warned": "warning",
     "failed": "failed",
     "broken": "could not be made",
 }
 STANDINGS: tuple[Standing, ...] = ("failed", "warned", "passed")  # states of a verdict, the most urgent first
-MARKS: Mapping[Kind, str] = {"passed": "✓", "accepted": "✓", "warned": "!", "failed": "✗", "broken": "✗"}
+MARKS: Mapping[Kind, str] = {"passed": "✓", "accepted": "✓", "unmeasured": "–", "warned": "!", "failed": "✗", "broken": "✗"}
 """Signs, for readers who see no colours."""
+MEASURABLE = "Whatever the recipe limits could be measured."
+"""The check that finds limits without a measurement: a short run has no trend to judge. A finding of it is not a warning."""
 
 
 class AcceptedFinding(Frozen):
@@ -48,7 +51,9 @@ class CheckOutcome(Frozen):
     @property
     def kind(self) -> Kind:
         """The outcome by severity. A broken check is not a warning, whatever its severity."""
-        return "warned" if self.outcome == "failed" and self.severity == "warning" else self.outcome
+        if self.outcome == "failed" and self.severity == "warning":
+            return "unmeasured" if self.asks == MEASURABLE else "warned"
+        return self.outcome
 
 
 class CheckCounts(Frozen):
@@ -56,6 +61,7 @@ class CheckCounts(Frozen):
 
     passed: int = Field(default=0, ge=0)
     accepted: int = Field(default=0, ge=0)
+    unmeasured: int = Field(default=0, ge=0)
     warned: int = Field(default=0, ge=0)
     failed: int = Field(default=0, ge=0)
     broken: int = Field(default=0, ge=0)
@@ -63,7 +69,7 @@ class CheckCounts(Frozen):
     @property
     def total(self) -> int:
         """Number of checks."""
-        return self.passed + self.accepted + self.warned + self.failed + self.broken
+        return self.passed + self.accepted + self.unmeasured + self.warned + self.failed + self.broken
 
     @property
     def passes(self) -> bool:
@@ -90,6 +96,7 @@ class CheckCounts(Frozen):
         parts += [f"{self.broken:,} could not be made"] if self.broken else []
         parts += [plural(self.warned, "warning")] if self.warned else []
         parts += [f"{plural(self.accepted, 'warning')} accepted by the recipe"] if self.accepted else []
+        parts += [f"{self.unmeasured:,} not measurable"] if self.unmeasured else []
         return ", ".join(parts)
 
     @property
@@ -98,7 +105,8 @@ class CheckCounts(Frozen):
         if not self.passes:
             return f"failed: {self.shares}"
         accepted = f", {plural(self.accepted, 'warning')} accepted by the recipe" if self.accepted else ""
-        return f"{self.standing_words}: {self.passed:,} of {plural(self.total, 'check')}{accepted}"
+        unmeasured = f", {self.unmeasured:,} not measurable" if self.unmeasured else ""
+        return f"{self.standing_words}: {self.passed:,} of {plural(self.total, 'check')}{accepted}{unmeasured}"
 
 
 def count_checks(checks: Iterable[CheckOutcome]) -> CheckCounts:

@@ -339,34 +339,54 @@ class QueuedRun(NamedTuple):
     phase: str
     name: str
     since: str
+    id: str = ""
+
+
+class RunForm(NamedTuple):
+    """A deployment that trains phases of a recipe. `phase` is empty if its form asks for one."""
+
+    recipe: str
+    scale: str
+    phase: str
+    id: str
 
 
 def queued_runs(home: Home) -> list[QueuedRun]:
     """Return due runs of phases and recipes of a home, from `PREFECT_API_URL` or the home's server. Without an answer the list is empty."""
+    due = {"before_": datetime.now(UTC).isoformat()}
+    states = {"state": {"type": {"any_": ["SCHEDULED", "PENDING"]}}, "expected_start_time": due}
+    wanted = {"flows": {"name": {"any_": ["train-phase", "train-recipe"]}}, "flow_runs": states, "sort": "EXPECTED_START_TIME_ASC"}
+    found: list[QueuedRun] = []
+    for run in _read(home, "flow_runs/filter", wanted):
+        given = run["parameters"]
+        if given.get("home") in (None, str(home.root)) and not run["state_name"].startswith(WAITING):
+            phase, scale = given.get("phase") or given.get("up_to") or "", given.get("scale", "proxy")
+            found.append(QueuedRun(given.get("recipe", ""), scale, phase, run["name"], run["expected_start_time"], run["id"]))
+    return found
+
+
+def run_forms(home: Home) -> list[RunForm]:
+    """Return the deployments that train a phase, from the server as in `queued_runs`."""
+    wanted = {"flows": {"name": {"any_": ["train-phase"]}}}
+    parameters = [(given["parameters"], given["id"]) for given in _read(home, "deployments/filter", wanted)]
+    return [RunForm(given.get("recipe", ""), given.get("scale", "proxy"), given.get("phase") or "", name) for given, name in parameters]
+
+
+def _read(home: Home, path: str, wanted: dict[str, Any]) -> list[dict[str, Any]]:
     url, secret = os.environ.get("PREFECT_API_URL"), os.environ.get("PREFECT_API_AUTH_STRING") or ""
     if not url and (holder := holder_of(home.server_lock)):
         url, secret = holder.url, auth_of_running(home) or ""  # the secret of the home is for its own server
     if not url:
         return []
     headers = {"Content-Type": "application/json", "Authorization": f"Basic {b64encode(secret.encode()).decode()}"}
-    due = {"before_": datetime.now(UTC).isoformat()}
-    states = {"state": {"type": {"any_": ["SCHEDULED", "PENDING"]}}, "expected_start_time": due}
-    wanted = {"flows": {"name": {"any_": ["train-phase", "train-recipe"]}}, "flow_runs": states}
 
     def ask(path: str, body: bytes | None = None) -> Any:
         with urllib.request.urlopen(urllib.request.Request(f"{url}/{path}", body, headers), timeout=QUEUE_SECONDS) as answer:
             return parse_json(answer.read())
 
-    found: list[QueuedRun] = []
     try:
         with suppress(urllib.error.HTTPError):  # a server without this protection
             headers |= {"Prefect-Csrf-Client": PROCESS, "Prefect-Csrf-Token": ask(f"csrf-token?client={PROCESS}")["token"]}
-        runs = ask("flow_runs/filter", json.dumps(wanted).encode())
+        return ask(path, json.dumps(wanted).encode())
     except (OSError, ValueError):
         return []
-    for run in runs:
-        given = run["parameters"]
-        if given.get("home") in (None, str(home.root)) and not run["state_name"].startswith(WAITING):
-            phase = given.get("phase") or given.get("up_to") or ""
-            found.append(QueuedRun(given.get("recipe", ""), given.get("scale", "proxy"), phase, run["name"], run["expected_start_time"]))
-    return found

@@ -8,7 +8,7 @@ from phasewise.flows.site.outcome import bits_per_byte, files_of, measured_rows,
 from phasewise.flows.site.shelf import PhaseFiles, Set, known
 from phasewise.flows.site.site import ShownState, Site, in_words
 from phasewise.flows.site.tables import Asked, tables_of
-from phasewise.flows.site.training import curves_of, events_of, roll_backs_of, training_of
+from phasewise.flows.site.training import Training, curves_of, events_of, history_of, roll_backs_of, training_of
 from phasewise.flows.status.summary import reported_by_the_record
 from phasewise.tasks.phase_state import State
 from phasewise.tasks.report.charts import Node, tree
@@ -23,14 +23,42 @@ POLL_SECONDS, QUIET_POLL_SECONDS = 2, 30
 
 
 def home_page(site: Site, links: Links) -> str:
-    """Render the recipes of the home with the states of their phases, then the other recipes."""
+    """Render the phases at work and the queue, the recipes of the home with the states of their phases, then the other recipes."""
+    cards, now = _now(site)
+    summaries = [(found, states, in_words(states.values()), site.holds(found)) for found, states in cards]
+    others = [found for found in site.shelf.sets() if not found.in_home]
+    return site.render("home.html", links, cards=summaries, now=now, others=others, problems=site.shelf.problems, poll_seconds=POLL_SECONDS)
+
+
+def live_home(site: Site, links: Links) -> dict[str, Any]:
+    """Return the changing parts of the first page."""
+    _, now = _now(site)
+    next_seconds = POLL_SECONDS if now["working"] or now["queue"] else QUIET_POLL_SECONDS
+    parts = {"now": site.part("now_part", links, now=now)}
+    return {"is_alive": bool(now["working"]), "next_seconds": next_seconds, "parts": parts}
+
+
+def _now(site: Site) -> tuple[list[tuple[Set, dict[str, ShownState]]], dict[str, Any]]:
+    """Return the recipes of the home with the states of their phases, and the phases at work, in the queue, and that need a person."""
+    cards: list[tuple[Set, dict[str, ShownState]]] = []
+    working: list[tuple[PhaseFiles, ShownState, Training | None]] = []
+    waiting: list[tuple[PhaseAddress, ShownState]] = []
     sets = site.shelf.sets()
-    cards: list[tuple[Set, dict[str, ShownState], str, str]] = []
-    for found in sets:
-        if found.in_home:
-            states = site.states(found, site.shelf.phases(found))
-            cards.append((found, states, in_words(states.values()), site.holds(found)))
-    return site.render("home.html", links, cards=cards, others=[found for found in sets if not found.in_home], problems=site.shelf.problems)
+    if sets and not sets[0].in_home:
+        site.latest_check(sets[0])  # reads the queue, also for an empty home
+    for found in [found for found in sets if found.in_home]:
+        phases = site.shelf.phases(found)
+        states = site.states(found, phases)
+        cards.append((found, states))
+        for files in phases:
+            state = states[files.address.phase]
+            if state.kind == "active":
+                working.append((files, state, training_of(site, files, state)))
+            elif state.word in (State.WAITS_FOR_PERSON, State.REFUSED):
+                waiting.append((files.address, state))
+    by_name = {(found.target, found.scale): found for found in sets}
+    queue = [(run, by_name.get((run.recipe, run.scale))) for run in site.queue]
+    return cards, {"working": working, "waiting": waiting, "queue": queue}
 
 
 def recipe_page(site: Site, links: Links, found: Set) -> str:
@@ -87,6 +115,7 @@ def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
         described=described,
         training=training_of(site, files, state),
         events=events_of(files),
+        history=history_of(site, files),
         roll_backs=roll_backs_of(files),
         verdicts=verdicts,
         measured=measured_rows(files),
@@ -94,6 +123,7 @@ def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
         reported=reported_by_the_record(found.recipe, phase) if found.recipe else (),
         rows=files_of(site.shelf, files),
         others=[name for name in site.shelf.phase_names(found) if name != phase],
+        forms=site.forms_of(found, phase) if site.prefect else None,
         poll_seconds=POLL_SECONDS,
     )
 

@@ -1,5 +1,6 @@
 """The content of all pages: the home, the states of its phases, and a background check of outdated results."""
 
+import json
 import threading
 import time
 from collections import Counter
@@ -8,8 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.parse import urlencode
 
-from phasewise.flows.prefect.server import QueuedRun, queued_runs
+from phasewise.flows.prefect.server import QueuedRun, RunForm, queued_runs, run_forms
 from phasewise.flows.resolved import resolve, resolving_once
 from phasewise.flows.show.describe import describe_phase, describe_recipe
 from phasewise.flows.site.address import GATES, Links
@@ -31,6 +33,8 @@ UNKNOWN = (
     "This installation lacks the recipe, so states come only from files. The current sources, code and limits are not checked against them."
 )
 RECHECK_SECONDS = 10.0
+FORMS_SECONDS = 60.0
+"""The page asks Prefect at most this often for its deployments."""
 
 
 KINDS: dict[State, Kind] = {
@@ -157,7 +161,8 @@ class Site:
     written: str = ""
     metrics: Metrics = field(default_factory=Metrics)
     checked: dict[str, Checked] = field(default_factory=dict)
-    _queue: tuple[QueuedRun, ...] = ()
+    queue: tuple[QueuedRun, ...] = ()
+    _forms: tuple[float, tuple[RunForm, ...]] = (-FORMS_SECONDS, ())
     _to_check: dict[str, Set] = field(default_factory=dict)
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _checks: bool = False
@@ -184,7 +189,9 @@ class Site:
                     self._wake.wait()
                 found = next(iter(self._to_check.values()))
             with suppress(PhasewiseError):  # another user's server
-                self._queue = tuple(queued_runs(self.shelf.home))
+                self.queue = tuple(queued_runs(self.shelf.home))
+                if time.monotonic() - self._forms[0] > FORMS_SECONDS or not self._forms[1]:
+                    self._forms = time.monotonic(), tuple(run_forms(self.shelf.home))
             self.checked[found.run_name] = check(self.shelf, found) if found.in_home else Checked(time.time(), {})
             with self._wake:
                 self._to_check.pop(found.run_name, None)
@@ -212,8 +219,23 @@ class Site:
     def queued(self, found: Set, files: PhaseFiles) -> QueuedRun | None:
         """Return a due run of Prefect for a phase, as of the last check. A run of a recipe has every phase of the main line."""
         names = (files.address.phase,) if files.phase is None or files.phase.branch else (files.address.phase, "")
-        runs = (one for one in self._queue if (one.recipe, one.scale) == (found.target, found.scale) and one.phase in names)
+        runs = (one for one in self.queue if (one.recipe, one.scale) == (found.target, found.scale) and one.phase in names)
         return next(runs, None)
+
+    def prefect_page(self, path: str, **query: object) -> str:
+        """Return the URL of a page of Prefect's present UI. Values are JSON, as its router reads them."""
+        asked = urlencode({name: json.dumps(value) for name, value in query.items()})
+        return f"{self.prefect}/v2/{path}" + (f"?{asked}" if asked else "")
+
+    def forms_of(self, found: Set, phase: str) -> tuple[str, str] | None:
+        """Return the URLs of Prefect's form for a run of the phase and of its deployment, or None without a deployment."""
+        for form in self._forms[1]:
+            branches = [one.name for one in found.recipe.phases if one.branch] if found.recipe else []
+            is_asked = not form.phase and phase in branches  # the form of the branches asks for one
+            if (form.recipe, form.scale) == (found.target, found.scale) and (form.phase == phase or is_asked):
+                path = f"deployments/deployment/{form.id}"
+                return self.prefect_page(f"{path}/run", **({"parameters": {"phase": phase}} if is_asked else {})), self.prefect_page(path)
+        return None
 
     def states(self, found: Set, phases: Iterable[PhaseFiles]) -> dict[str, ShownState]:
         """Return the states of phases, with parents before their children."""

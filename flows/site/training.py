@@ -11,14 +11,15 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from phasewise.flows.site.metrics import Curves
-from phasewise.flows.site.shelf import PhaseFiles
+from phasewise.flows.site.outcome import topics_of
+from phasewise.flows.site.shelf import PhaseFiles, known
 from phasewise.flows.site.site import ShownState, Site
 from phasewise.tasks.phase_state import State
 from phasewise.tasks.report.charts import MAX_INTERVALS, Figure, Line, curve, means, thinned
 from phasewise.tasks.report.sections import Tile
-from phasewise.tasks.training.time_breakdown import read_time_breakdown
-from phasewise.trainer.base.run_folder import RunFolder
-from phasewise.trainer.base.wording import MISSING, about, count, decimal, plural, rate
+from phasewise.tasks.training.time_breakdown import read_attempts, read_open_attempt, read_time_breakdown
+from phasewise.trainer.base.run_folder import SUPERSEDED, RunFolder
+from phasewise.trainer.base.wording import MISSING, about, count, decimal, moment, plural, rate
 from phasewise.trainer.config import Steps
 from phasewise.trainer.skipped_steps import RollBack, roll_backs_in
 
@@ -94,7 +95,7 @@ def roll_backs_of(files: PhaseFiles) -> list[RollBack]:
 
 
 def events_of(files: PhaseFiles) -> list[Event]:
-    """Return the events of the run, last first, and the archived folders."""
+    """Return the events of the run, last first."""
     events: list[Event] = []
     for one in files.events:
         step = one.get("step")
@@ -102,13 +103,47 @@ def events_of(files: PhaseFiles) -> list[Event]:
         kind = str(one.get("kind", "event")).replace("_", " ")
         events.append(Event(str(one.get("time", MISSING)), kind, shown, str(one.get("text", "")), kind.replace(" ", "_") in WORRYING))
     events.sort(key=lambda event: event.when, reverse=True)
-    for name in files.superseded:
-        try:
-            changed = datetime.fromtimestamp(files.folder.with_name(name).stat().st_mtime, UTC).isoformat(timespec="seconds")
-        except OSError:
-            changed = MISSING
-        events.append(Event(changed, "superseded", MISSING, f"an earlier training had other data or settings. It is kept in {name}"))
     return events
+
+
+class Attempt(NamedTuple):
+    """An attempt at the current or an earlier training of a phase. `changes`: topics of the settings that differ from the current ones."""
+
+    training: str
+    began: str
+    steps: str
+    duration: str
+    ended: str
+    loss: str
+    changes: str
+
+
+def history_of(site: Site, files: PhaseFiles) -> list[Attempt]:
+    """Return the attempts at the phase, of the current training and of earlier ones with other data or settings, last first."""
+    rows: list[tuple[float, Attempt]] = []
+    for name in (files.folder.name, *files.superseded):
+        folder = RunFolder(files.folder.with_name(name))
+        run, result = known(site.shelf.files.json(folder.run_file)), known(site.shelf.files.json(folder.result))
+        is_now, now = name == files.folder.name, read_open_attempt(folder.path)
+        topics = [] if is_now or not (run and files.run) else topics_of([files.run, run])[0]
+        every = [*read_attempts(folder.path), *([now] if now else [])]
+        for place, attempt in enumerate(every):
+            is_last = attempt is every[-1]
+            live = is_now and files.work.is_live and attempt is now
+            ended = "running" if live else "lost" if not attempt.is_whole else "trained" if is_last and result else "stopped"
+            shown = Attempt(
+                training="current" if is_now else name.partition(SUPERSEDED)[2],
+                began=moment(datetime.fromtimestamp(attempt.started_at, UTC).isoformat()) if attempt.started_at else MISSING,
+                steps=f"{attempt.from_step:,} → {attempt.to_step:,}",
+                duration=about(attempt.wall_seconds).removeprefix("about "),
+                ended=ended,
+                loss=decimal(result.get("final_loss"), places=3) if is_last else MISSING,
+                changes=", ".join(topic.name for topic in topics) if place == 0 else "",
+            )
+            rows.append((attempt.started_at, shown))
+        if not every and not is_now:
+            rows.append((0.0, Attempt(name.partition(SUPERSEDED)[2], MISSING, MISSING, MISSING, "archived", MISSING, MISSING)))
+    return [row for _, row in sorted(rows, key=lambda one: -one[0])]
 
 
 def curves_of(site: Site, groups: Sequence[Sequence[PhaseFiles]]) -> list[Figure]:

@@ -69,7 +69,9 @@ def test_the_page_shows_a_due_run_as_queued_and_its_child_as_waiting(
     later = Scheduled(scheduled_time=datetime.now(UTC) + timedelta(hours=1))
     with temporary_settings({PREFECT_API_URL: server.url, PREFECT_API_AUTH_STRING: server.auth}), get_client(sync_client=True) as client:
         for parameters, state in ((given, Scheduled()), (given | {"phase": "ocelot"}, later), (given | {"home": "/other"}, Scheduled())):
-            client.create_flow_run(train_phase, parameters=parameters, name=f"due {parameters['phase']}", state=state)
+            run = client.create_flow_run(train_phase, parameters=parameters, name=f"due {parameters['phase']}", state=state)
+        fixed = {"recipe": str(recipe_file), "scale": "proxy", "phase": "ocelot"}
+        form = client.create_deployment(run.flow_id, "tiny-ocelot", parameters=fixed, tags=["test of the page"])
     assert [(run.phase, run.name) for run in queued_runs(home)] == [("kestrel", "due kestrel")]
     site = Site(Shelf(home, [str(recipe_file)]))
     found = site.shelf.find("tiny", "proxy")
@@ -83,6 +85,13 @@ def test_the_page_shows_a_due_run_as_queued_and_its_child_as_waiting(
         "kestrel": "queued",
         "ocelot": "waiting for a parent",
     }
+    assert [run.id for run in site.queue] == [str(run.id) for run in queued_runs(home)]
+    site.prefect = "http://here"
+    assert site.forms_of(found, "ocelot") == (
+        f"http://here/v2/deployments/deployment/{form}/run",
+        f"http://here/v2/deployments/deployment/{form}",
+    )
+    assert site.forms_of(found, "kestrel") is None
 
 
 def test_each_change_has_done_again_what_rests_on_it_and_nothing_else(

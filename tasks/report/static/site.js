@@ -139,9 +139,12 @@ function carrySecret() {
     localStorage.setItem("prefect", found[1]);
     history.replaceState(null, "", location.pathname + location.search);
   }
-  const link = document.getElementById("own-prefect");
   const kept = localStorage.getItem("prefect");
-  if (link && kept) link.href = new URL(`/-/open#${kept}`, link.href);
+  if (!kept || !document.body.hasAttribute("data-own-prefect")) return;
+  for (const link of document.querySelectorAll("a[data-prefect]")) {
+    const to = new URL(link.href);
+    if (to.pathname !== "/-/open") link.href = new URL(`/-/open#${kept}&${encodeURIComponent(to.pathname + to.search)}`, to);
+  }
 }
 
 document.querySelectorAll("table[data-sortable]").forEach(makeSortable);
@@ -149,5 +152,6 @@ document.querySelectorAll("table[data-filter]").forEach(makeFilterable);
 document.querySelectorAll("[data-live]").forEach(watch);
 if (document.querySelector("[data-checking]")) loadAgainOnceChecked();
 addEventListener("hashchange", openTarget);
+document.addEventListener("part-shown", carrySecret);
 openTarget();
 carrySecret();

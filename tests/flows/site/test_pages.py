@@ -2,12 +2,14 @@ import html
 import json
 import posixpath
 import re
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pandas as pd
 import pytest
 
+from phasewise.flows.prefect.server import QueuedRun
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.site import export, pages
 from phasewise.flows.site.address import Links, PhaseAddress
@@ -23,6 +25,7 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.instability import CHECK, TABLE
+from phasewise.validations.outcomes import MEASURABLE
 from phasewise.validations.verdict import Verdict, read_verdict, write_verdict
 from phasewise.validations.waivers import ApprovableCheck, AsksPeople
 from tests.flows.commands import Run
@@ -234,13 +237,13 @@ def phase(site: Site, name: str) -> str:
     return pages.phase_page(site, Links(str(files.address)), found, files)
 
 
-def verdict(site: Site, name: str, gate: str = "data", **asked: object) -> str:
+def verdict_of(site: Site, name: str, gate: str = "data", **asked: object) -> str:
     found, files = pages.find_phase(site, PhaseAddress("zoo", "own", name))
     return pages.verdict_page(site, Links(f"{files.address}/{gate}"), found, files, gate, Asked(**asked))  # pyright: ignore[reportArgumentType]  # as a test writes them
 
 
 def test_a_phase_shows_its_numbers_and_its_verdict_says_first_why_it_fails(site: Site) -> None:
-    said = text_of(verdict(site, "tiger"))
+    said = text_of(verdict_of(site, "tiger"))
     assert "Refused: the cache of component math is stale: GSM8K/test.json is no source of it any more. And 2 more things, below." in said
     assert "Found 1 file differs Limit 0 files differ" in said
     assert "250 of 1,319 items of gsm8k are in component math" in said
@@ -256,28 +259,28 @@ def test_evidence_is_sorted_filtered_and_cut_by_the_server(site: Site) -> None:
     def items(page: str) -> list[str]:
         return re.findall(r"<td>(test-\d{4})</td>", page)
 
-    assert items(verdict(site, "tiger")) == [f"test-{number:04}" for number in range(100)]
-    assert items(verdict(site, "tiger", table="leaked_items", sort="score"))[:2] == ["test-0249", "test-0248"]
-    assert items(verdict(site, "tiger", table="leaked_items", page=3)) == [f"test-{number:04}" for number in range(200, 250)]
-    assert items(verdict(site, "tiger", table="leaked_items", page=900))[0] == "test-0200"
-    assert items(verdict(site, "tiger", table="leaked_items", text="GSM8K test-0007")) == ["test-0007"]
-    assert "No row of 250 matches" in verdict(site, "tiger", table="leaked_items", text="no such word")
-    assert len(items(verdict(site, "tiger", table="leaked_items", sort="no such column"))) == 100
+    assert items(verdict_of(site, "tiger")) == [f"test-{number:04}" for number in range(100)]
+    assert items(verdict_of(site, "tiger", table="leaked_items", sort="score"))[:2] == ["test-0249", "test-0248"]
+    assert items(verdict_of(site, "tiger", table="leaked_items", page=3)) == [f"test-{number:04}" for number in range(200, 250)]
+    assert items(verdict_of(site, "tiger", table="leaked_items", page=900))[0] == "test-0200"
+    assert items(verdict_of(site, "tiger", table="leaked_items", text="GSM8K test-0007")) == ["test-0007"]
+    assert "No row of 250 matches" in verdict_of(site, "tiger", table="leaked_items", text="no such word")
+    assert len(items(verdict_of(site, "tiger", table="leaked_items", sort="no such column"))) == 100
 
 
 def test_rows_that_do_not_pass_come_first_and_a_table_that_is_gone_is_said_to_be(own_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch)
-    assert re.findall(r"<td>(mmlu|gsm8k)</td>", verdict(site_of(own_home), "tiger"))[:2] == ["gsm8k", "mmlu"], "the most hits first"
+    assert re.findall(r"<td>(mmlu|gsm8k)</td>", verdict_of(site_of(own_home), "tiger"))[:2] == ["gsm8k", "mmlu"], "the most hits first"
     path = own_home.verdict(RUN_NAME, "tiger", "data").with_suffix("") / "caches.parquet"
     pd.DataFrame({"name": ["a", "b", "c"], "passes": [True, False, True]}).to_parquet(path)
-    assert re.findall(r"<td>([abc])</td>", verdict(site_of(own_home), "tiger")) == ["b", "a", "c"]
+    assert re.findall(r"<td>([abc])</td>", verdict_of(site_of(own_home), "tiger")) == ["b", "a", "c"]
     path.unlink()
-    assert "This table is missing or cannot be read." in verdict(site_of(own_home), "tiger")
+    assert "This table is missing or cannot be read." in verdict_of(site_of(own_home), "tiger")
 
 
 @pytest.mark.parametrize("name", ["lion", "tiger", "puma"])
 def test_nothing_of_the_home_becomes_markup(site: Site, name: str) -> None:
-    shown = [phase(site, name), verdict(site, name), pages.search_page(site, Links("search"), "script")]
+    shown = [phase(site, name), verdict_of(site, name), pages.search_page(site, Links("search"), "script")]
     shown += [pages.compare_page(site, Links("compare"), ["zoo/own/lion", f"zoo/own/{name}"]), pages.home_page(site, Links(""))]
     for page in shown:
         assert all(found[0].startswith(('<script src="/-/static/', "<svg viewBox", '<svg class="tree"')) for found in TAG.finditer(page))
@@ -297,6 +300,59 @@ def test_live_data_are_the_numbers_and_the_parts_of_the_page(own_home: Home) -> 
     page = pages.phase_page(site, Links(str(files.address)), found, files)
     assert answer["parts"]["state"].strip() in page
     assert "time left" in answer["parts"]["training"]
+
+
+def test_the_first_page_shows_work_queue_and_phases_that_need_a_person_first(own_home: Home) -> None:
+    site = site_of(own_home)
+    site.prefect = "http://prefect"
+    site.queue = (QueuedRun("zoo", "own", "lynx", "nightly lynx", "2026-11-23T10:00:00Z", "run-1"),)
+    with working(own_home, RUN_NAME, "puma", "a test"):
+        enter_stage(own_home, RUN_NAME, "puma", State.TRAINING)
+        page = pages.home_page(site, Links(""))
+        answer = pages.live_home(site, Links("live"))
+    said = text_of(page)
+    assert "Now running ● training zoo/own/puma step 60 of 80" in said
+    assert "Queue zoo/own/lynx due since 2026-11-23 10:00 UTC, nightly lynx Needs you ✗ refused zoo/own/tiger" in said
+    assert 'href="http://prefect/v2/runs/flow-run/run-1"' in page
+    assert said.index("Needs you") < said.index("3 phases")
+    assert answer["is_alive"]
+    assert "step 60 of 80" in answer["parts"]["now"]
+    assert "No phase is at work, and the queue is empty" in text_of(pages.home_page(replace(site, queue=()), Links("")))
+
+
+def test_a_limit_that_cannot_be_measured_is_no_warning(own_home: Home) -> None:
+    path = own_home.verdict(RUN_NAME, "lion", "health")
+    verdict = read_verdict(path)
+    check = verdict.checks[0].but(asks=MEASURABLE, severity="warning", passes=False, outcome="failed")
+    reason = {
+        "expectation": check.name,
+        "severity": "warning",
+        "what": "no trend to judge",
+        "found": "x",
+        "limit": "x",
+        "where": "x",
+        "what_to_do": "x",
+    }
+    write_verdict(path, Verdict.model_validate(verdict.model_dump() | {"checks": [check, *verdict.checks[1:]], "reasons": [reason]}))
+    state = state_of(files_of(own_home, "lion"), None)
+    assert (state.kind, state.why) == ("passed", "")
+    page = verdict_of(site_of(own_home), "lion", "health")
+    assert '<p class="status passed">' in page
+    assert '<section class="failure unmeasured">' in page
+    assert "Not measurable here: 1 limit – not measurable no trend to judge" in text_of(page)
+
+
+def test_the_history_of_a_phase_has_its_attempts_and_earlier_trainings(own_home: Home) -> None:
+    folder = own_home.run(RUN_NAME, "puma")
+    earlier = folder.with_name("puma.superseded-1a2b3c4d")
+    write_sealed(earlier / "run.json", json.loads((folder / "run.json").read_text()) | {"batch": [[0, 4]]})
+    write_sealed(earlier / "result.json", {"final_loss": 3.25})
+    attempt = {"pause_seconds": 0, "seconds": {}, "from_step": 40, "to_step": 60, "wall_seconds": 30}
+    write_rows(earlier / "spent.jsonl", [attempt | {"started_at": 1_000_000, "to_step": 80}])
+    write_rows(folder / "spent.jsonl", [attempt | {"started_at": 2_000_000, "is_whole": False}, attempt | {"started_at": 3_000_000}])
+    said = text_of(phase(site_of(own_home), "puma"))
+    assert "1970-02-04 17:20 UTC current 40 → 60 30 s stopped – 1970-01-24 03:33 UTC current 40 → 60 30 s ! lost –" in said
+    assert "1970-01-12 13:46 UTC 1a2b3c4d 40 → 80 30 s trained 3.250 batch" in said
 
 
 def compared(home: Home, *names: str) -> str:
