@@ -64,7 +64,8 @@ class DocumentIndex:
             ranges = zip(np.maximum(lows, 0).tolist(), highs.tolist(), strict=True)
             for group in sorted({group for low, high in ranges for group in range(low, high)}):
                 table = self._read(shard, group, COLUMNS)
-                offsets, lengths = table["offset"].to_numpy(), table["length"].to_numpy()
+                columns = [table[name].combine_chunks() for name in ("offset", "length")]
+                offsets, lengths = (np.asarray(np.from_dlpack(column), np.int64) for column in columns)  # `to_numpy` imports pandas
                 for number in np.flatnonzero((lows <= group) & (group < highs)).tolist():
                     low = int(np.searchsorted(offsets + lengths, begin[number], "right"))
                     high = int(np.searchsorted(offsets, end[number], "left"))
@@ -128,7 +129,7 @@ class DocumentIndex:
 
     def _located(self, shard: int, table: pa.Table, numbers: Sequence[int]) -> list[Located]:
         start = int(self.cache.starts[shard])
-        rows = table.take(pa.array(numbers, pa.int64())).to_pylist()
+        rows = [table.slice(number, 1).to_pylist()[0] for number in numbers]  # `take` imports pandas
         return [Located(row["id"], row["source_file"], start + row["offset"], row["length"], shard) for row in rows]
 
     def _read_group_firsts(self, shard: int) -> np.ndarray:
