@@ -13,7 +13,7 @@ LOGGER.setLevel(logging.INFO)
 PROGRESS_LOGGER = logging.getLogger("phasewise-progress")
 PROGRESS_LOGGER.propagate = False
 PROGRESS_LOGGER.setLevel(logging.INFO)
-TENTHS, SECONDS = 10, 30.0
+PARTS, SECONDS = 4, 30.0
 MIN_SECONDS = 2.0  # A shorter time gives no useful estimate
 
 
@@ -35,7 +35,7 @@ class Progress:
 
 @dataclass
 class Milestones:
-    """Select the progress reports that deserve a line: the first, each new tenth, the end, and one after half a minute of silence."""
+    """Select the progress reports that deserve a line: the first, each new quarter, the end, and one after half a minute of silence."""
 
     clock: Callable[[], float] = time.monotonic
     _reported: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -45,11 +45,11 @@ class Milestones:
         """Return the report with the remaining time, or None if it is not due. A report that is due counts as printed."""
         now = self.clock()
         began, done_before = self._began.setdefault(progress.work, (now, progress.done))
-        tenth = TENTHS * progress.done // max(progress.total, 1)
+        part = PARTS * progress.done // max(progress.total, 1)
         reported = self._reported.get(progress.work)
-        if reported and tenth == reported[0] and now - reported[1] < SECONDS:
+        if reported and part == reported[0] and now - reported[1] < SECONDS:
             return None
-        self._reported[progress.work] = (tenth, now)
+        self._reported[progress.work] = (part, now)
         new = progress.done - done_before
         if new <= 0 or progress.done >= progress.total or now - began < MIN_SECONDS:
             return progress.line
@@ -60,6 +60,11 @@ class Milestones:
 def say(text: str) -> None:
     """Log one line for people."""
     LOGGER.info(text)
+
+
+def explain(text: str) -> None:
+    """Log one line of detail, which `-v` shows."""
+    LOGGER.debug(text)
 
 
 def advance(work: str, done: int, total: int, note: str = "", seconds_left: float | None = None) -> None:

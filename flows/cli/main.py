@@ -4,7 +4,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +22,8 @@ from phasewise.flows.cli.options import (
     scale_option,
     set_option,
     slice_option,
+    target_argument,
+    verbose_option,
 )
 from phasewise.trainer.process.accelerator import spare_search
 from phasewise.trainer.process.child_process import collect_rarely, python_command
@@ -39,15 +40,15 @@ def words_of_unread(environment: Mapping[str, str]) -> list[str]:
     if not given:
         return []
     from phasewise.trainer.base.identity import HOUSE, ROOMS
+    from phasewise.trainer.base.wording import near
 
     files = (path for room in ROOMS for path in (HOUSE / room).rglob("*.py"))
     known = {name.decode() for path in files for name in NAMED.findall(path.read_bytes())}
     warnings: list[str] = []
     for name in given:
         if name not in known:
-            near = get_close_matches(name, sorted(known), n=1, cutoff=0.85)
-            meant = f". Do you mean {near[0]}?" if near else "."
-            warnings.append(f"{name}: unknown setting of Phasewise, ignored{meant}")
+            hint = near(name, sorted(known), cutoff=0.85)
+            warnings.append(f"{name}: unknown setting of Phasewise, ignored{f', {hint}' if hint.endswith('?') else '.'}")
     return warnings
 
 
@@ -61,12 +62,14 @@ def main() -> None:
     for words in words_of_unread(os.environ):
         click.echo(words, err=True)
     os.environ["PYTHONSAFEPATH"] = "1"  # Dask's workers and the processes of pools are started by libraries, without -P
+    if not any(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        os.environ.setdefault("COLUMNS", str(MAX_WIDTH))  # else Rich takes 80
     spare_search()  # before JAX is imported
     collect_rarely()
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE[/PHASE]")
+@target_argument()
 @given_scale_option
 @set_option
 @max_tokens_option
@@ -76,6 +79,7 @@ def main() -> None:
 @click.option("--sweep", "sweeps", multiple=True, metavar="NAME=V1,V2", help="Train a variant for each value, as --set. Repeatable.")
 @click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Train each variant with seeds 0 to N-1.")
 @home_option
+@verbose_option
 @json_option
 def run(
     target: str, scale: Scale | None, home: str | None, as_json: bool, *, sweeps: tuple[str, ...], seeds: int | None, **allowed: Any
@@ -104,7 +108,7 @@ def run(
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE[/PHASE]")
+@target_argument()
 @scale_option
 @set_option
 @click.option("--full", is_flag=True, help="Read every byte of every file. Default: only files with a changed size or time.")
@@ -120,7 +124,7 @@ def status(target: str, scale: Scale, full: bool, home: str | None, as_json: boo
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE[/PHASE]")
+@target_argument()
 @scale_option
 @set_option
 @click.option("--at", "step", type=click.IntRange(min=0), metavar="STEP", help="Show the values in effect after STEP updates.")
@@ -147,7 +151,7 @@ def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: 
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE[/PHASE]")
+@target_argument()
 @scale_option
 @set_option
 @json_option
@@ -160,7 +164,7 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE[/PHASE]")
+@target_argument()
 @given_scale_option
 @click.option("--slice", "slice_name", metavar="S", help="Replace the recipe's slice, for example by v4-2048, h100-8 or '2x v5e-256'.")
 @click.option("--estimate", "estimated", is_flag=True, help="Estimate from sizes and rooflines, without a compiler.")
@@ -190,13 +194,14 @@ def data() -> None:
 
 
 @data.command()
-@click.argument("target", metavar="RECIPE[/PHASE]")
+@target_argument()
 @scale_option
 @set_option
 @max_tokens_option
 @click.option("--plan", "plans", is_flag=True, help="Only list files, bytes, tokens and hours.")
 @click.option("--price-per-hour", type=FiniteFloat(min=0), metavar="USD", help="With --plan: price of all workers per hour.")
 @home_option
+@verbose_option
 @json_option
 def prepare(target: str, scale: Scale, home: str | None, as_json: bool, plans: bool, price_per_hour: float | None) -> None:
     """Build all missing caches."""
@@ -212,7 +217,7 @@ def prepare(target: str, scale: Scale, home: str | None, as_json: bool, plans: b
 
 
 @data.command()
-@click.argument("target", metavar="RECIPE[/PHASE]")
+@target_argument()
 @scale_option
 @set_option
 @max_tokens_option
@@ -297,7 +302,7 @@ def writing_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE/PHASE|CHECKPOINT|FOLDER")
+@target_argument("RECIPE/PHASE|CHECKPOINT|FOLDER")
 @click.argument("prompts", metavar="[PROMPT…]", nargs=-1)
 @writing_options
 @given_scale_option
@@ -317,7 +322,7 @@ def sample(target: str, prompts: tuple[str, ...], scale: Scale | None, home: str
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE/PHASE|CHECKPOINT|FOLDER")
+@target_argument("RECIPE/PHASE|CHECKPOINT|FOLDER")
 @click.option("--system", metavar="TEXT", help="System text of the conversation.")
 @writing_options
 @given_scale_option
@@ -333,7 +338,7 @@ def chat(target: str, scale: Scale | None, home: str | None, system: str | None,
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE/PHASE|CHECKPOINT|FOLDER")
+@target_argument("RECIPE/PHASE|CHECKPOINT|FOLDER")
 @click.option("--suite", metavar="S", help="Suite of benchmarks: core, core+mmlu, generation, leaderboard, trinity, folder, niah[:LENGTH].")
 @click.option("--tasks", metavar="NAME[:SHOTS],…", help="Benchmarks by name: ours, own ones of --include, or any task of lm-eval.")
 @click.option("--include", type=PLACE, metavar="DIR", help="With --tasks: folder of own benchmarks, as YAML of lm-eval or as JSON lines.")
@@ -389,7 +394,7 @@ def schema() -> None:
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE[/PHASE]")
+@target_argument()
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Show the training text of the update that produced step N.")
 @click.option("--row", type=click.IntRange(min=0), metavar="R", help="Show only this row of the batch.")
 @click.option("--text", type=PLACE, metavar="FILE", help="Find the text of this file in the training data.")
@@ -471,7 +476,7 @@ def doctor(home: str | None, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE/PHASE")
+@target_argument("RECIPE/PHASE")
 @click.option("--reject", is_flag=True, help="Reject the phase.")
 @click.option("--reason", required=True, metavar="TEXT", help="Reason, stored and shown with the verdict.")
 @click.option("--who", metavar="NAME", help="Your name. Default: the user of this machine.")
@@ -493,7 +498,7 @@ def approve(target: str, scale: Scale, home: str | None, as_json: bool, *, rejec
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE/PHASE")
+@target_argument("RECIPE/PHASE")
 @click.argument("out", type=PLACE, metavar="OUT")
 @scale_option
 @set_option
@@ -535,7 +540,7 @@ def report(out: str, recipes: tuple[str, ...], home: str | None, as_json: bool) 
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE/PHASE")
+@target_argument("RECIPE/PHASE")
 @click.argument("out", type=PLACE, metavar="OUT")
 @scale_option
 @set_option
@@ -581,7 +586,7 @@ def tokenizer() -> None:
 
 
 @tokenizer.command("train")
-@click.argument("target", metavar="RECIPE[/PHASE]|FOLDER")
+@target_argument("RECIPE[/PHASE]|FOLDER")
 @click.argument("out", type=PLACE, metavar="OUT")
 @VOCAB_SIZE
 @click.option(

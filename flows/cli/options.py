@@ -2,12 +2,14 @@
 
 import functools
 import json
+import logging
 import math
 import os
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import click
+from click.shell_completion import CompletionItem
 
 from phasewise.flows.cli.help import EXAMPLES, EXIT_CODES, GROUPS, MAX_WIDTH
 from phasewise.trainer.base.errors import print_refusal, refusal_of
@@ -103,12 +105,40 @@ def print_found(value: Any, for_people: Callable[[Any], None] | None, *, as_json
         for_people(value)
 
 
+def target_argument(metavar: str = "RECIPE[/PHASE]") -> Callable[[Command], Command]:
+    """Return the argument `target`. The shell completes names of recipes, files, and after a slash the phases of a recipe."""
+
+    def complete(_ctx: click.Context, _parameter: click.Parameter, given: str) -> list[CompletionItem]:
+        from phasewise.flows.recipes import NAMES, load_written
+
+        recipe, slash, _ = given.rpartition("/")
+        if slash and recipe in NAMES:  # the code of a recipe file does not run here
+            names = [f"{recipe}/{phase.name}" for phase in load_written(recipe).phases]
+            return [CompletionItem(name) for name in names if name.startswith(given)]
+        return [*(CompletionItem(name) for name in NAMES if name.startswith(given)), CompletionItem(given, type="file")]
+
+    return click.argument("target", metavar=metavar, shell_complete=complete)
+
+
 home_option = click.option(
     "--home",
     type=PLACE,
     metavar="URL",
     callback=lambda ctx, _parameter, home: ctx.meta.setdefault(HOME, home),
     help="Folder or URL of all data. Default: PHASEWISE_HOME, else ./.phasewise.",
+)
+
+
+def _explain(ctx: click.Context, _parameter: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        from phasewise.tasks.progress import LOGGER
+
+        LOGGER.setLevel(logging.DEBUG)
+        ctx.call_on_close(lambda: LOGGER.setLevel(logging.INFO))
+
+
+verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, expose_value=False, callback=_explain, help="Explain the statistics of each verdict, and list details."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 

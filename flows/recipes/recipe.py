@@ -17,6 +17,7 @@ from phasewise.tasks.evaluation.settings import OwnBenchmark
 from phasewise.tasks.training.pretrained import tokenizer_of
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.wording import near
 from phasewise.trainer.config import MixtureShares, Steps, sequences_between
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.validations.limits import OWN_TEXT
@@ -135,7 +136,7 @@ class Recipe(Frozen):
         for phase in self.phases:
             if phase.name == name:
                 return phase
-        raise ConfigError(f"{self.name} has no phase {name!r}. Its phases are {', '.join(phase.name for phase in self.phases)}.")
+        raise ConfigError(f"{self.name} has no phase {name!r}, {near(name, [phase.name for phase in self.phases])}")
 
     def with_branch(self, name: str | None) -> "Recipe":
         """The main line, and the named phase with its ancestors. Raises ConfigError for an unknown phase."""

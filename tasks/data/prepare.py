@@ -48,7 +48,7 @@ from phasewise.tasks.data.tokenizer import (
 )
 from phasewise.tasks.data.tokenizer_training import copy_tokenizer, names_folder
 from phasewise.tasks.locks import held, held_all
-from phasewise.tasks.progress import Meter, say
+from phasewise.tasks.progress import Meter, explain, say
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import check_file, digest_of_file
 from phasewise.trainer.base.storage import file_system_of, remove_strays, write_atomically, writing
@@ -203,7 +203,7 @@ def _report_unreadable(missing: Sequence[ComponentPlan], records: Mapping[str, l
         if tally.beside:
             taken = max(1, tally.documents - sum(tally.left_out.values()) - sum(tally.bad_documents.values()))
             beside = ", ".join(f"{name} ({count / taken:.0%})" for name, count in tally.beside.items())
-            say(f"{component.name}: unread fields with text, and their share of the documents: {beside}")
+            explain(f"{component.name}: unread fields with text, and their share of the documents: {beside}")
     if refusals:
         raise DataError("\n".join(refusals))
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -27,6 +26,7 @@ from phasewise.tasks.evaluation.benchmark_definitions import (
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_json
 from phasewise.trainer.base.storage import parse_json
+from phasewise.trainer.base.wording import near
 
 TASK, GROUP, TAG = "task", "group", "tag"
 _NAMED = re.compile(
@@ -91,9 +91,10 @@ def find_benchmark(name: str, include: Path | None = None) -> Definition:
     if name in known:
         return _of_yaml(name, known, None)
     files = [path.stem if path.parent == include else path.parent.name for path in include.rglob("*.jsonl")] if include else []
-    near = get_close_matches(name, dict.fromkeys([*own, *files, *DEFINITIONS, *known]), n=4)
     where = f"of Phasewise, lm-eval or {include}" if include else "of Phasewise or lm-eval"
-    raise ConfigError(f"{name!r}: expected a benchmark {where}, found none. Near names: {', '.join(near) or 'none'}.")
+    raise ConfigError(
+        f"{name!r}: expected a benchmark {where}, found none, {near(name, list(dict.fromkeys([*own, *files, *DEFINITIONS, *known])))}"
+    )
 
 
 def suite_of_tasks(tasks: str, include: Path | None) -> Suite:

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen, in_one_line
+from phasewise.trainer.base.wording import near
 from phasewise.trainer.config import Mesh
 from phasewise.trainer.flops import peak_flops
 from phasewise.trainer.preflight.spec import Platform, Speeds, Topology
@@ -125,8 +126,7 @@ def find_slice(name: str) -> Slice:
     torus = table.slices.get(found.group(2)) if found else None
     if found is None or torus is None:
         raise ConfigError(
-            f"no slice is called {name!r}. Take {', '.join(table.slices)}, or several slices such as '2x v5e-256'. "
-            f"Add it to {PLACE}/{TABLE}."
+            f"no slice is called {name!r}, {near(name, list(table.slices))} Several slices are '2x v5e-256'. Add it to {PLACE}/{TABLE}."
         )
     count = int(found.group(1) or 1)
     if count < 1:

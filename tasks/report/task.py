@@ -13,7 +13,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.events import emit_event
 from prefect.runtime import flow_run as current
 
-from phasewise.tasks.progress import say
+from phasewise.tasks.progress import explain
 from phasewise.tasks.report.contents import GATE_EVENTS, GATE_RESOURCE, Report
 from phasewise.tasks.report.data_docs import build_data_docs
 from phasewise.tasks.report.html import write_report
@@ -28,7 +28,7 @@ def publish_report(report: Report, folder: Path, verdicts: Sequence[Verdict]) ->
     path = write_report(folder / "report.html", report)
     markdown = report_markdown(report, str(path), str(docs))
     create_markdown_artifact(markdown, key=f"{report.recipe}-{report.scale}-report", description=report.headline)
-    say(f"report: {path}")
+    explain(f"report: {path}")
     return path
 
 

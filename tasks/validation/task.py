@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.evaluation.settings import OwnBenchmark
 from phasewise.tasks.home import Home
-from phasewise.tasks.progress import say
+from phasewise.tasks.progress import explain, say
 from phasewise.tasks.report.data_docs import build_data_docs
 from phasewise.tasks.report.task import publish_page, tell_of_gate
 from phasewise.tasks.site import gate_address
@@ -106,9 +106,12 @@ def publish(verdict: Verdict, path: str | Path, *, on_parent: bool = False) -> N
     report = report_folder_of(verdict)
     if not verdict.passes or ruling.state != "passes" or as_path(report).exists():
         build_data_docs(report, [verdict])
-    notes = (f"  {' '.join(note.split())}" for note in verdict.notes)
-    for line in (*lines_of(verdict), *notes):
-        say(line)
+    first, *others = lines_of(verdict)
+    say(first)
+    for line in others:
+        (explain if ruling.state == "passes" else say)(line)
+    for note in verdict.notes:
+        explain(f"  {' '.join(note.split())}")
     place = as_path(path)
     key = f"{place.parent.parent.name}-{place.parent.name}-{place.stem}".lower()
     page = gate_address(verdict.subject, place.stem)

@@ -92,7 +92,7 @@ def test_a_misspelt_variable_is_said_with_the_one_that_is_meant(phasewise: Run, 
     assert main.words_of_unread(dict.fromkeys((LAUNCHER_VARIABLE, PROCESSES_VARIABLE, "PHASEWISE_HOME", "PHASEWISE_GKE_IMAGE"), "")) == []
     given = {LAUNCHER_VARIABLE: "local", "PHASEWISE_PROCESES": "2", "PHASEWISE_TEST_SEED": "1", "HOME": "/", "PHASEWISE_ZZZ_QQQ": ""}
     assert main.words_of_unread(given) == [
-        "PHASEWISE_PROCESES: unknown setting of Phasewise, ignored. Do you mean PHASEWISE_PROCESSES?",
+        "PHASEWISE_PROCESES: unknown setting of Phasewise, ignored, did you mean PHASEWISE_PROCESSES?",
         "PHASEWISE_ZZZ_QQQ: unknown setting of Phasewise, ignored.",
     ]
     monkeypatch.setenv("PHASEWISE_LAUNCHR", "tpu_vm")

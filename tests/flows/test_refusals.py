@@ -153,7 +153,7 @@ def test_every_command_refuses_in_the_same_words_before_anything_is_made(
 
 def test_an_unknown_phase_is_refused_by_every_command_in_the_same_words(phasewise: Run, tmp_path: Path):
     for _, result in sentences(phasewise, "marin-8b", "", [(command, "{recipe}/kestral") for command in BY_PHASE]):
-        assert_refused(result, 2, "marin-8b has no phase 'kestral'. Its phases are kestrel, ocelot")
+        assert_refused(result, 2, "marin-8b has no phase 'kestral', did you mean kestrel")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "mine.json").mkdir()
     assert_refused(phasewise("show", "mine.json"), 2, "mine.json is a folder")

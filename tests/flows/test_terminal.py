@@ -4,14 +4,18 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import click
 import pytest
 import rich.box
+from click.shell_completion import ShellComplete
 from rich.console import Console
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from phasewise.flows.cli.main import main
+from phasewise.flows.cli.options import verbose_option
 from phasewise.flows.cli.terminal import TerminalHandler, bar_columns, print_summary, print_table, print_words, shown_on_terminal
-from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones, Progress, advance, say
+from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones, Progress, advance, explain, say
 
 WORDS = "a verdict of several words that may be broken between them"
 
@@ -72,13 +76,13 @@ def lines() -> Iterator[io.StringIO]:
         logger.removeHandler(handler)
 
 
-def test_without_a_terminal_a_line_is_shown_as_it_is_and_a_bar_every_tenth(lines: io.StringIO):
+def test_without_a_terminal_a_line_is_shown_as_it_is_and_a_bar_every_quarter(lines: io.StringIO):
     text = "a [bold]line[/bold] of more than eighty characters, with 1,234 tokens, " + "x" * 50
     say(text)
     for done in range(1, 201):
         advance("train kestrel", done, 200, "loss 4.5")
     shown = lines.getvalue().splitlines()
-    assert shown == [text, *(f"train kestrel: {done} of 200 loss 4.5" for done in (1, *range(20, 201, 20)))]
+    assert shown == [text, *(f"train kestrel: {done} of 200 loss 4.5" for done in (1, 50, 100, 150, 200))]
     advance("token caches", 1, 2)
     assert lines.getvalue().splitlines()[-1].strip() == "token caches: 1 of 2"
 
@@ -128,11 +132,11 @@ def test_a_line_breaks_between_words_at_the_width_of_a_terminal_and_nowhere_else
 def test_a_bar_says_how_much_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 10.0, 20.0, 100.0])
     milestones = Milestones(lambda: next(now))
-    said = [milestones.line(Progress("train", done, 100, "loss 4")) for done in (10, 20, 30, 100)]
+    said = [milestones.line(Progress("train", done, 100, "loss 4")) for done in (10, 30, 60, 100)]
     assert said == [
         "train: 10 of 100 loss 4",
-        "train: 20 of 100 loss 4, about 80 s left",
-        "train: 30 of 100 loss 4, about 70 s left",
+        "train: 30 of 100 loss 4, about 35 s left",
+        "train: 60 of 100 loss 4, about 16 s left",
         "train: 100 of 100 loss 4",
     ]
 
@@ -148,3 +152,26 @@ def test_a_bar_is_one_line_with_every_number_of_it(width: int) -> None:
         Console(file=out, width=width).print(bars.make_tasks_table(bars.tasks))
     (line,) = out.getvalue().splitlines()
     assert re.search(r"train deeper-starling \S+ +355/660 \d+:\d\d, \d+ \w+ left loss 4\.684  4,431 tokens/s", line)
+
+
+def test_details_are_lines_of_verbose_commands(capsys: pytest.CaptureFixture[str]):
+    @click.command()
+    @verbose_option
+    def command() -> None:
+        with shown_on_terminal():
+            say("a verdict")
+            explain("its power")
+
+    for arguments, is_explained in (([], False), (["-v"], True), ([], False)):
+        command.main(arguments, standalone_mode=False)
+        assert ("a verdict" in (err := capsys.readouterr().err), "its power" in err) == (True, is_explained)
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("show mar", "marin-8b marin-32b"), ("run marin-8b/kes", "marin-8b/kestrel"), ("status --fu", "--full"), ("evaluate x/", "")],
+)
+def test_the_shell_completes_recipes_phases_and_options(words: str, completed: str):
+    *before, last = words.split()
+    found = ShellComplete(main, {}, "phasewise", "_PHASEWISE_COMPLETE").get_completions(before, last)
+    assert [item.value for item in found if item.type == "plain"] == completed.split()

@@ -3,19 +3,21 @@
 import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any, Literal
 
 MISSING = "–"
 MINUS = "−"
 MINUTE_SECONDS = 60
 HOUR_SECONDS = 3600
+MOST_NAMES = 40
 
 
-def near(name: str, known: Sequence[str]) -> str:
-    """Suggest similar names, or list the known names."""
-    alike = get_close_matches(name, known, n=3)
-    return f"did you mean {' or '.join(alike)}?" if alike else f"there are {', '.join(known)}."
+def near(name: str, known: Sequence[str], *, cutoff: float = 0.6) -> str:
+    """Suggest the most similar names, or list the known names. `cutoff`: least similarity, from 0 to 1."""
+    alike = get_close_matches(name, known, n=3, cutoff=cutoff)
+    alike = [one for one in alike if SequenceMatcher(None, one, name).ratio() > SequenceMatcher(None, alike[0], name).ratio() - 0.1]
+    return f"did you mean {' or '.join(alike)}?" if alike else f"there are {name_some(known, MOST_NAMES)}."
 
 
 def rounded(value: float) -> float:
