@@ -21,7 +21,7 @@ from phasewise.deployments.site_process import OwnSite, bind_problem, own_site
 from phasewise.deployments.worker import supervise, work
 from phasewise.flows.prefect.access import AUTH_NAME, OPEN_PATH, hide_from_children, keep_links
 from phasewise.flows.prefect.missed_schedules import close_missed
-from phasewise.flows.prefect.server import SERVED, OwnServer, check_given_server, client_environment, own_server
+from phasewise.flows.prefect.server import SERVED, OwnServer, apply_settings, check_given_server, own_server
 from phasewise.flows.prefect.stale_runs import close_leftovers
 from phasewise.flows.recipes import NAMES, load_written
 from phasewise.flows.recipes.python_file import allow_code
@@ -90,8 +90,7 @@ def bring_up(plan: Plan, port: int, site_host: str, site_port: int | None) -> No
     """
     home = plan.home
     os.environ["PHASEWISE_HOME"] = str(home.root)
-    for name, value in {**client_environment(home), "PREFECT_WORKER_QUERY_SECONDS": str(QUERY_SECONDS)}.items():
-        os.environ.setdefault(name, value)
+    apply_settings(home, PREFECT_WORKER_QUERY_SECONDS=str(QUERY_SECONDS))
     if given := os.environ.get("PREFECT_API_URL"):
         click.echo(f"Using the Prefect server at {without_secrets(given)}")
         hide_from_children()

@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import importlib
+import io
 import json
 import logging
 import os
@@ -15,7 +17,7 @@ import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +28,8 @@ from phasewise.flows.prefect.missed_schedules import WAITING
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import PROCESS, AlreadyHeld, holder_of, holding
 from phasewise.tasks.progress import say
-from phasewise.trainer.base.errors import PhasewiseError, StorageError, is_full, number_in, refusal_of, storage_refusal
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError, StorageError, is_full, number_in, refusal_of, storage_refusal
+from phasewise.trainer.base.frozen import in_one_line
 from phasewise.trainer.base.storage import parse_json, without_secrets
 from phasewise.trainer.process.child_process import ending_with_reason, last_line, python_command
 
@@ -75,6 +78,20 @@ def client_environment(home: Home) -> dict[str, str]:
     return {**CLIENT_SETTINGS, "PREFECT_HOME": str(home.prefect)}
 
 
+def apply_settings(home: Home, **others: str) -> None:
+    """Set Prefect's settings for commands on this machine, where the user set none. Raises ConfigError if Prefect rejects a setting."""
+    for name, value in {**client_environment(home), **others}.items():
+        os.environ.setdefault(name, value)
+    try:
+        with redirect_stderr(io.StringIO()):  # the import reports the same error of its plugins
+            importlib.import_module("prefect.context")
+    except ValueError as error:
+        raise ConfigError(
+            f"the settings of Prefect: expected values that Prefect accepts, found: {in_one_line(error)}. Correct PREFECT_API_URL, or "
+            "another variable or profile of Prefect."
+        ) from None
+
+
 @contextmanager
 def logged_child(
     command: Sequence[str], log: Path, environment: Mapping[str, str], *, stop_seconds: float, pass_fds: Sequence[int] = ()
@@ -113,8 +130,7 @@ def server_for(home: Home, purpose: str) -> Iterator[str]:
     `purpose`: the command, shown to other processes that find the server in use. Raises PhasewiseError if the server did not start, or if a
     request of this command fails.
     """
-    for name, value in client_environment(home).items():
-        os.environ.setdefault(name, value)
+    apply_settings(home)
     import httpx
 
     try:

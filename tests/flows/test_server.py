@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ from phasewise.flows.prefect.server import MAX_RESTARTS, OwnServer, own_server, 
 from phasewise.flows.prefect.server_process import SerializedWrites
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, StorageError
+from phasewise.trainer.process.child_process import python_command
 from tests.ports import free_port
 from tests.survival.disks import small_disk
 
@@ -160,6 +162,15 @@ def test_a_request_waits_while_the_server_restarts_and_no_other_process_gets_the
             found.restart_if_ended()
         with pytest.raises(URLError, match="refused"):
             urlopen(f"{found.url}/health", timeout=170)
+
+
+@pytest.mark.parametrize("variable", ["PREFECT_API_URL=http://[::1", "PREFECT_SERVER_API_PORT=x"])
+def test_a_setting_that_prefect_rejects_ends_a_command_in_a_line(tmp_path: Path, variable: str) -> None:
+    name, _, value = variable.partition("=")
+    command = [*python_command("phasewise.flows.cli.main"), "run", "marin-8b", "--home", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {name: value}, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(r"phasewise: the settings of Prefect: expected values that Prefect accepts, found: .*\n", done.stderr)
 
 
 @pytest.mark.parametrize(
