@@ -208,6 +208,11 @@ class Home:
         """Return the stage of a phase's process, for `tasks.phase_state`. It is never uploaded with results."""
         return self.root / "stages" / run_name / f"{self.run(run_name, phase).name}.json"
 
+    def stage_log(self, run_name: str, phase: str) -> Path:
+        """Return the log of all stages of a phase, which is uploaded with results."""
+        folder = self.run(run_name, phase)
+        return folder.with_name(f"{folder.name}.stages.jsonl")
+
     def verdict(self, run_name: str, phase: str, gate: str) -> Path:
         """Return the verdict file of a gate."""
         return self.work / "verdicts" / run_name / self.run(run_name, phase).name / f"{gate}.json"

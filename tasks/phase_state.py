@@ -1,11 +1,13 @@
 """The state of a phase in one word: the stage that its live process wrote, or the results.
 
 The process that works on a phase holds the phase's lock, and writes each stage when it enters the stage. Readers probe the lock. They never
-compare the times of files. A home on a store has one lease with a heartbeat for all phases.
+compare the times of files. A home on a store has one lease with a heartbeat for all phases. The log of stages has the time of each stage.
 """
 
 import os
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
@@ -20,13 +22,17 @@ from phasewise.tasks.home import Home
 from phasewise.tasks.locks import PROCESS, Holder, holder_of, holding, lease_holder
 from phasewise.trainer.base.errors import PhasewiseError, TrainingDiverged, VerdictError
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.run_folder import RunFolder, append_line
 from phasewise.trainer.base.storage import is_locked, parse_json, read_json, write_json
 from phasewise.trainer.base.wording import about
 
 LOCK_SUFFIX = ".lock"
 RECENT_BYTES = 2**16
 """End of the metrics that gives step and speed."""
+SIGN_SECONDS = 1.0
+"""A process at work touches its stage this often. The last time ends the stage of a killed process in the log."""
+CUT_SHORT = "interrupted"
+"""Reason of a line in the log that ends a stage without the end of its work."""
 
 
 class State(StrEnum):
@@ -93,11 +99,72 @@ class PhaseState(Frozen):
         return f"{self.state}: {details}" if details else str(self.state)
 
 
-def enter_stage(home: Home, run_name: str, phase: str, state: State | None, *, why: str = "", flow_run: str = "") -> None:
-    """Write the stage of a phase, before its work."""
-    since = datetime.now(UTC).isoformat(timespec="milliseconds")
-    stage = Stage(state=state, since=since, why=why, flow_run=flow_run, host=socket.gethostname(), pid=os.getpid(), process=PROCESS)
-    write_json(home.stage(run_name, phase), stage.model_dump(mode="json"))
+_signed: set[Path] = set()
+
+
+def _sign() -> None:
+    while True:
+        time.sleep(SIGN_SECONDS)
+        for path in tuple(_signed):
+            with suppress(OSError):
+                os.utime(path)
+
+
+_signing = threading.Thread(target=_sign, name="signs of stages", daemon=True)
+
+
+def enter_stage(
+    home: Home, run_name: str, phase: str, state: State | None, *, why: str = "", flow_run: str = "", submitted: datetime | None = None
+) -> None:
+    """Write the stage of a phase, before its work, and append it to the log of stages.
+
+    `submitted`: the time of submission of this process's run, which the log has as `QUEUED`. A wait for an ancestor is not in the log.
+    """
+    path, log, now = home.stage(run_name, phase), home.stage_log(run_name, phase), datetime.now(UTC)
+    stage = Stage(
+        state=state,
+        since=now.isoformat(timespec="milliseconds"),
+        why=why,
+        flow_run=flow_run,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        process=PROCESS,
+    )
+    before = next(iter(read_stages(log)[-1:]), None)
+    lines = [] if state in (State.QUEUED, State.WAITS_FOR_PARENT) else [stage]
+    if before is None or before.process != PROCESS:
+        end = before.since if before else ""
+        if before and before.state is not None:
+            end = last_sign(home, run_name, phase, before)
+            lines.insert(0, before.but(state=None, why=CUT_SHORT, since=end))
+        if submitted and lines and (queued := submitted.astimezone(UTC).isoformat(timespec="milliseconds")) > end:
+            lines.insert(-1, stage.but(state=State.QUEUED, since=min(queued, stage.since)))
+    write_json(path, stage.model_dump(mode="json"))
+    with suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+    for line in lines:
+        append_line(log, line.model_dump(mode="json"))
+    (_signed.add if state in AT_WORK and home.is_local else _signed.discard)(path)
+    if _signed and not _signing.is_alive():
+        _signing.start()
+
+
+def read_stages(log: Path) -> list[Stage]:
+    """Return the stages in the log of a phase, without damaged lines."""
+    found: list[Stage] = []
+    for line in log.read_bytes().splitlines() if log.exists() else ():
+        with suppress(ValueError):
+            found.append(Stage.model_validate(parse_json(line)))
+    return found
+
+
+def last_sign(home: Home, run_name: str, phase: str, stage: Stage) -> str:
+    """Return the time at which the process of a stage was last seen at work, at least the start of the stage."""
+    with suppress(OSError):
+        if home.is_local:
+            touched = datetime.fromtimestamp(home.stage(run_name, phase).stat().st_mtime, UTC)
+            return max(stage.since, touched.isoformat(timespec="milliseconds"))
+    return stage.since
 
 
 def read_stage(home: Home, run_name: str, phase: str) -> Stage | None:
@@ -133,6 +200,10 @@ def working(home: Home, run_name: str, phase: str, what: str, *, on_wait: Callab
         finally:
             if ends and (stage := read_stage(home, run_name, phase)) and stage.state in AT_WORK:
                 enter_stage(home, run_name, phase, None, flow_run=stage.flow_run)
+            elif not ends and (stages := read_stages(log := home.stage_log(run_name, phase))) and stages[-1].state is not None:
+                now = datetime.now(UTC).isoformat(timespec="milliseconds")
+                append_line(log, stages[-1].but(state=None, why=CUT_SHORT, since=now).model_dump(mode="json"))
+            _signed.discard(path)
             _at_work.discard(path)
 
 

@@ -6,6 +6,7 @@ GROUPS = {
         "run": "Train a recipe phase by phase. Resumes unfinished work.",
         "up": "Start the Prefect server, a worker, the deployments and the page.",
         "status": "Show the state of each phase and the reason for outdated results.",
+        "goodput": "Show the use of the wall time of each phase.",
         "doctor": "Examine this machine: packages, devices, disk.",
         "gc": "List or delete files that no result needs, with their sizes.",
         "approve": "Approve or reject a phase that waits for a person.",

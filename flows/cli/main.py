@@ -127,6 +127,19 @@ def status(target: str, scale: Scale, full: bool, home: str | None, as_json: boo
 @target_argument()
 @scale_option
 @set_option
+@home_option
+@json_option
+def goodput(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
+    """Show the wall time of each phase by use: productive updates, compilation, data loading, checkpoints, checks, idle, queue."""
+    from phasewise.flows.cli.status import describe_goodput, print_goodput
+
+    print_found(describe_goodput(target, scale, home), print_goodput, as_json=as_json)
+
+
+@main.command()
+@click.argument("target", metavar="RECIPE[/PHASE]")
+@scale_option
+@set_option
 @click.option("--at", "step", type=click.IntRange(min=0), metavar="STEP", help="Show the values in effect after STEP updates.")
 @click.option("--branches", is_flag=True, help="Include branches in the table.")
 @click.option("--notes", is_flag=True, help="Show differences between the published code and reports, and values missing from both.")

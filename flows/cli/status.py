@@ -1,4 +1,4 @@
-"""`phasewise status`."""
+"""`phasewise status`, and `phasewise goodput`."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -6,8 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
+import rich.box
 from rich.console import Console
 from rich.filesize import decimal
+from rich.table import Table
 
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Scale
@@ -21,7 +24,7 @@ from phasewise.tasks.disk_usage import size_of
 from phasewise.tasks.evaluation.ngram_baselines import baselines_path
 from phasewise.tasks.inventory import AGAIN, EXPORT, RESTORE, changed_files
 from phasewise.tasks.phase_state import AT_WORK, PENDING, PhaseState, State
-from phasewise.tasks.training.time_breakdown import TimeBreakdown, read_time_breakdown, words_of
+from phasewise.tasks.training.time_breakdown import BUCKETS, Goodput, TimeBreakdown, read_goodput, read_time_breakdown, words_of
 from phasewise.tasks.validation.evidence_keys import kept_evidence
 from phasewise.trainer.base.errors import DataError, PhasewiseError
 from phasewise.trainer.base.run_folder import RunFolder
@@ -132,3 +135,39 @@ def print_description(description: dict[str, Any]) -> None:
             console.print(f"{found['again'] or 'refused'}: {found['why']}", markup=False)
     if home := description["bytes"].get("home"):
         console.print(f"size of the home: {decimal(home)}", markup=False)
+
+
+def describe_goodput(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
+    """Return the seconds of each phase by bucket, in the shape of `--json`. Seconds and goodput of a phase before its start are None."""
+    resolved, phase = resolve(target, scale, home, reads_only=True)
+    phases: list[dict[str, Any]] = []
+    for one in (*resolved.recipe.ancestors(phase), phase) if phase else resolved.recipe.phases:
+        found = read_goodput(resolved.home, resolved.recipe.run_name, one.name)
+        fields = found.model_dump(mode="json") if found else {"wall_seconds": None, "seconds": None}
+        phases.append({"name": one.name, "goodput": found.goodput if found else None, **fields})
+    wall_seconds = sum(one["wall_seconds"] or 0.0 for one in phases)
+    seconds = {bucket: round(sum((one["seconds"][bucket] for one in phases if one["seconds"]), 0.0), 3) for bucket in BUCKETS}
+    of_all = Goodput(wall_seconds=round(wall_seconds, 3), seconds=seconds)
+    total = {"goodput": of_all.goodput if wall_seconds else None, **of_all.model_dump(mode="json")}
+    return {"recipe": resolved.recipe.name, "scale": resolved.recipe.scale, "phases": phases, "total": total}
+
+
+def print_goodput(description: dict[str, Any]) -> None:
+    """Print a table for each started phase, then for all phases: a row for each bucket, and the total."""
+    started = [one for one in description["phases"] if one["seconds"]]
+    of_all: list[dict[str, Any]] = [{"name": "all phases", **description["total"]}] if len(started) > 1 else []
+    for one in started + of_all:
+        wall_seconds = one["wall_seconds"]
+        title = f"{one['name']}: goodput {100 * one['goodput']:.1f} %"
+        table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, title=title, title_justify="left")
+        table.add_column("time")
+        table.add_column("seconds", justify="right")
+        table.add_column("%", justify="right")
+        for bucket, seconds in one["seconds"].items():
+            if seconds:
+                table.add_row(bucket, f"{seconds:,.1f}", f"{100 * seconds / wall_seconds:.1f}")
+        table.add_section()
+        table.add_row("total", f"{wall_seconds:,.1f}", "100.0")
+        Console(highlight=False).print(table, "")
+    if waiting := [one["name"] for one in description["phases"] if not one["seconds"]]:
+        click.echo(f"not started: {', '.join(waiting)}")

@@ -158,8 +158,12 @@ def this_run() -> str:
 
 
 def at_stage(resolved: Resolved, phase: Phase, state: PhaseState, *, why: str = "") -> None:
-    """Write the stage of a phase with the id of this flow run."""
-    enter_stage(resolved.home, resolved.recipe.run_name, phase.name, state, why=why, flow_run=str(current.id or ""))
+    """Write the stage of a phase with the id of this flow run, and with the time of submission if it is no subflow."""
+    context = FlowRunContext.get()
+    run = context.flow_run if context else None
+    submitted = run.expected_start_time if run and run.parent_task_run_id is None else None
+    name, flow_run = resolved.recipe.run_name, str(current.id or "")
+    enter_stage(resolved.home, name, phase.name, state, why=why, flow_run=flow_run, submitted=submitted)
 
 
 def set_state(state: State) -> State:

@@ -13,6 +13,8 @@ from phasewise.flows.status.summary import reported_by_the_record
 from phasewise.tasks.phase_state import State
 from phasewise.tasks.report.charts import Node, tree
 from phasewise.tasks.report.html import GATE_WORDS
+from phasewise.tasks.report.sections import time_use
+from phasewise.tasks.training.time_breakdown import read_goodput
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.validations.failures import failures_of
 from phasewise.validations.verdict import Verdict
@@ -114,6 +116,7 @@ def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
         plan=plan_of(files, described),
         described=described,
         training=training_of(site, files, state),
+        time=time_use(phase, spent.seconds) if (spent := read_goodput(site.shelf.home, found.run_name, phase)) else None,
         events=events_of(files),
         history=history_of(site, files),
         roll_backs=roll_backs_of(files),

@@ -29,7 +29,7 @@ from phasewise.tasks.report.contents import (
     VerdictReport,
 )
 from phasewise.tasks.report.sections import routing_of
-from phasewise.tasks.training.time_breakdown import read_time_breakdown, words_of
+from phasewise.tasks.training.time_breakdown import read_goodput, read_time_breakdown, words_of
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.wording import plural
 from phasewise.trainer.config import Component, turns_of
@@ -282,7 +282,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
     for start, stop in zip(starts, [*starts[1:], phase.stop_step], strict=True):
         drawn = recipe.mixture_schedule(phase).realised(start, stop)
         mixture.append((start, {name: 100 * count / sum(drawn.values()) for name, count in drawn.items()}))
-    spent = read_time_breakdown(home.run(recipe.run_name, phase.name))
+    spent, goodput = read_time_breakdown(home.run(recipe.run_name, phase.name)), read_goodput(home, recipe.run_name, phase.name)
     taken = [(name, bias) for name, bias in sorted(recipe.length_bias.items()) if name in phase.components]
     reads = [rows_in_words(phase.packing, phase.loss_on)]
     if isinstance(phase.start, Pretrained):
@@ -321,6 +321,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         ),
         computed=computed_of(record),
         spent=words_of(spent) if spent else "",
+        time=goodput.seconds if goodput else {},
     )
 
 

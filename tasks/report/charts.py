@@ -185,6 +185,21 @@ def _rounded(points: Iterable[Sequence[float]]) -> list[float]:
     return [int(value) if value == int(value) else float(f"{value:.6g}") for point in points for value in point]
 
 
+def stacked_bar(label: str, parts: Sequence[tuple[str, float, str]]) -> Markup:
+    """Draw parts of a whole side by side: name, size and colour. A part has its name, or its number from 1, or nothing if it is narrow."""
+    axes, start, whole = Axes((1, 1, 678, 40), (0, 1), (0, 1)), 0.0, sum(size for _, size, _ in parts) or 1.0
+    for place, (name, size, colour) in enumerate(parts, start=1):
+        left, right = axes.x(start / whole), axes.x((start + size) / whole)
+        title = Markup("<title>{}: {:.1%}</title>").format(name, size / whole)
+        rectangle = '<rect class="part" x="{}" y="1" width="{}" height="40" fill="{}">{}</rect>'
+        axes.parts.append(Markup(rectangle).format(left, round(right - left, 1), colour, title))
+        shown = next((text for text in (name, str(place)) if 7 * len(text) + 4 < right - left), "")
+        if shown:
+            axes.text(((left + right) / 2, 26), shown, "part", "middle")
+        start += size
+    return svg(680, 42, [axes], label=f"{label}: {', '.join(f'{name} {size / whole:.1%}' for name, size, _ in parts)}")
+
+
 class Node(NamedTuple):
     """A phase in the tree. `kind` sets its colour, `said` is the second line."""
 

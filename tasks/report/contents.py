@@ -121,6 +121,7 @@ class PhaseReport(_Recorded):
     params_digest: str | None = None
     reported: tuple[RecordReport, ...] = ()  # published facts, for a smaller scale only scores and losses
     spent: str = ""  # time breakdown
+    time: dict[str, float] = Field(default_factory=dict)  # seconds of the wall time by bucket
     computed: str = ""  # execution
     roll_backs: tuple[RollBackReport, ...] = ()
 

@@ -122,6 +122,7 @@ def render(report: Report) -> str:
         .get_template("report.html")
         .render(
             report=report,
+            times={phase.name: sections.time_use(phase.name, phase.time) for phase in report.phases},
             headline=(first, rest) if says_status else (f"{report.status.capitalize()}.", report.headline),
             tiles=sections.tiles_of(report),
             standings={phase.name: sections.standing_of(phase) for phase in report.phases},

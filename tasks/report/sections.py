@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
 from phasewise.tasks.phase_state import State
+from phasewise.tasks.report.charts import stacked_bar
 from phasewise.tasks.report.contents import MeasuredReport, PhaseReport, RecordReport, Report, RoutingReport
 from phasewise.trainer.base.wording import MISSING, count, decimal, signed
 from phasewise.trainer.config import Component, MixtureShares
@@ -253,6 +255,27 @@ def gauges_of(report: Report) -> list[Gauge]:
         place = float(np.interp(baseline or 0.0, (bottom, top), (0, 100))) if has_place else None
         gauges.append(Gauge(benchmark, metric, baseline, place, bottom, top, tuple(marks)))
     return gauges
+
+
+class TimeUse(NamedTuple):
+    """The wall time of a phase as a bar, and as rows: number in the bar, bucket, seconds, percent. The last row is the total."""
+
+    bar: Markup
+    rows: tuple[tuple[str, str, str, str], ...]
+
+
+def time_use(phase: str, seconds: Mapping[str, float]) -> TimeUse | None:
+    """Draw the seconds of a phase by bucket, in the order of the buckets. Return None without any time."""
+    spent = [(name, value) for name, value in seconds.items() if value > 0]
+    if not spent:
+        return None
+    total = sum(value for _, value in spent)
+    colours = dict(zip(seconds, (*HUES, *HUES), strict=False)) | dict.fromkeys(("idle", "queue"), NEUTRAL)
+    rows = [(str(number), name, value) for number, (name, value) in enumerate(spent, start=1)]
+    return TimeUse(
+        stacked_bar(f"Wall time of {phase}", [(name, value, colours[name]) for name, value in spent]),
+        tuple((number, name, f"{value:,.1f}", f"{100 * value / total:.1f}") for number, name, value in [*rows, ("", "total", total)]),
+    )
 
 
 class MeasuredRow(NamedTuple):

@@ -2,28 +2,51 @@
 
 The trainer's last heartbeat has the seconds of each work. The other time of the processes is `process`, updates that a later attempt
 repeats are `replay`. `life.json` has the time of a running attempt: if its launcher is lost, the next launcher turns it into a line.
+
+The goodput of a phase divides its whole wall time: the log of stages has the time around the training.
 """
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import zip_longest
+from datetime import UTC, datetime
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from pydantic import Field
 
+from phasewise.tasks.home import Home
+from phasewise.tasks.locks import PROCESS
+from phasewise.tasks.phase_state import CUT_SHORT, Stage, State, last_sign, read_stages, read_work
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.base.wording import about
-from phasewise.trainer.process.watchdog import read_heartbeat
+from phasewise.trainer.process.watchdog import SUSPENDED, read_heartbeat
 
 STEPPING = ("step", "data", "barrier")
 """The works of an update."""
+STALLED = "stalled"
+"""Time of an update that a process did not finish."""
 LEAST_SHARE = 0.01
-NOTE_SECONDS = 10.0
+NOTE_SECONDS = 2.0
+BUCKETS: Mapping[str, tuple[str, ...]] = {
+    "productive": ("step", "first step", "barrier"),
+    "compilation": ("compile",),
+    "data loading": ("data",),
+    "checkpoint save": ("save", "finish"),
+    "checkpoint restore": ("restore",),
+    "evaluation": ("evaluation", State.EVALUATING),
+    "recomputation": ("replay",),
+    "startup": ("start", "process"),
+    "preparation": (State.PREPARING,),
+    "checks": (State.CHECKING_DATA, State.CHECKING_TRAINING, State.GATING),
+    "idle": ("pause", "away", STALLED, SUSPENDED),
+    "queue": (State.QUEUED,),
+}
+"""Part of a phase's wall time → works of the trainer, parts of `TimeBreakdown` and stages."""
 
 
 class AttemptTime(Frozen, extra="ignore"):
@@ -51,6 +74,21 @@ class TimeBreakdown(Frozen):
     slices: dict[str, float] = Field(default={})
 
 
+class Goodput(Frozen):
+    """The wall time of a phase from its submission or first start to its end. The seconds by bucket add up to `wall_seconds`.
+
+    The clock stops when the work ends, also for a refusal, and starts again with the next work. After an interruption it runs on.
+    """
+
+    wall_seconds: float
+    seconds: dict[str, float]  # all of `BUCKETS`
+
+    @property
+    def goodput(self) -> float:
+        """The productive share of the wall time."""
+        return self.seconds["productive"] / self.wall_seconds if self.wall_seconds else 0.0
+
+
 @dataclass
 class Clock:
     """Measures the attempts of one launcher. A failed write does not stop the training."""
@@ -70,12 +108,16 @@ class Clock:
         pause = 0.0 if self._ended is None else max(0.0, began - self._ended)
         before = read_heartbeat(self.folder)
 
-        def so_far() -> AttemptTime:
+        def so_far(*, is_over: bool = False) -> AttemptTime:
             said = read_heartbeat(self.folder)
             if all(said.get(name) == before.get(name) for name in ("time", "pid")):  # of the previous attempt
                 said = {}
+            seconds: dict[str, float] = dict(said.get("spent", {}))
+            if is_over and (work := said.get("work")) in ("step", "barrier"):
+                seconds[STALLED] = min(said["seconds"], seconds[work])
+                seconds[work] -= seconds[STALLED]
             return AttemptTime(
-                wall_seconds=time.monotonic() - began, pause_seconds=pause, seconds=dict(said.get("spent", {})), from_step=from_step,
+                wall_seconds=time.monotonic() - began, pause_seconds=pause, seconds=seconds, from_step=from_step,
                 to_step=said.get("step", from_step), peak_memory_bytes=said.get("peak_memory_bytes"), slice_name=slice_name,
                 started_at=started_at, is_whole=False,
             )  # fmt: skip
@@ -93,7 +135,7 @@ class Clock:
         finally:
             self._ended = time.monotonic()
             with suppress(OSError), open(run.spent, "a", encoding="utf-8") as file:
-                file.write(so_far().but(is_whole=True).model_dump_json() + "\n")
+                file.write(so_far(is_over=True).but(is_whole=True).model_dump_json() + "\n")
             with suppress(OSError):
                 run.life.unlink(missing_ok=True)
 
@@ -128,6 +170,61 @@ def read_time_breakdown(folder: Path) -> TimeBreakdown | None:
         peak_memory_bytes=max((one.peak_memory_bytes for one in attempts if one.peak_memory_bytes), default=None),
         slices=dict(slices),
     )
+
+
+def read_goodput(home: Home, run_name: str, phase: str) -> Goodput | None:
+    """Return the goodput of a phase up to now, or None before its first start. An older home has only the time of the training."""
+    folder = home.run(run_name, phase)
+    spent, stages = read_time_breakdown(folder), read_stages(home.stage_log(run_name, phase))
+    parts = defaultdict[str, float](float, spent.seconds if spent else {})
+    wall_seconds = spent.wall_seconds if spent else 0.0
+    if stages:
+        if (last := stages[-1]).state is not None:
+            is_live = last.process == PROCESS or read_work(home, run_name, phase).is_live
+            end = datetime.now(UTC).isoformat() if is_live else last_sign(home, run_name, phase, last)
+            stages.append(last.but(state=None, why=CUT_SHORT, since=end))
+        parts.pop("away", None)  # the log has this time
+        attempts = filter(None, (*read_attempts(folder), read_open_attempt(folder)))
+        staged = _staged_seconds(stages, next((one.started_at for one in attempts), 0.0))
+        wall_seconds = sum(staged.values())
+        parts["process"] += max(0.0, staged.pop(State.TRAINING, 0.0) - sum(parts.values()))
+        for state, seconds in staged.items():
+            parts[state] += seconds
+    elif not spent:
+        return None
+    by_bucket = {bucket: round(sum(parts[part] for part in of_bucket), 3) for bucket, of_bucket in BUCKETS.items()}
+    return Goodput(wall_seconds=round(wall_seconds, 3), seconds=by_bucket)
+
+
+def _staged_seconds(stages: Iterable[Stage], first_attempt: float) -> dict[str, float]:
+    """Return the seconds of each stage, and of `away` between an interruption and the next session.
+
+    A session is the stages of a process up to the end of its work. Sessions of an archived training end before the first attempt, and do
+    not count. A later session with only preparation does not count: it found a finished phase.
+    """
+    sessions: list[list[Stage]] = [[]]
+    for stage in stages:
+        sessions[-1].append(stage)
+        if stage.state is None:
+            session = sessions[-1]
+            trained = [_seconds(after) for one, after in pairwise(session) if one.state == State.TRAINING]
+            if trained and trained[-1] < first_attempt:
+                sessions.clear()
+            elif len(sessions) > 1 and not stage.why and {one.state for one in session} <= {State.QUEUED, State.PREPARING, None}:
+                sessions.pop()
+            sessions.append([])
+    seconds, before = defaultdict[str, float](float), None
+    for session in filter(None, sessions):
+        if before and before.why == CUT_SHORT:
+            seconds["away"] += _seconds(session[0]) - _seconds(before)
+        for one, after in pairwise(session):
+            seconds[str(one.state)] += _seconds(after) - _seconds(one)
+        before = session[-1]
+    return seconds
+
+
+def _seconds(stage: Stage) -> float:
+    return datetime.fromisoformat(stage.since).timestamp()
 
 
 def read_attempts(folder: Path) -> list[AttemptTime]:

@@ -22,11 +22,11 @@ from phasewise.trainer.base.storage import read_json, write_json
 from tests.flows.commands import PHASES, Run, assert_refused, read
 
 COMMANDS = {
-    "sample", "chat", "doctor", "gc",
+    "sample", "chat", "doctor", "gc", "goodput",
     "run", "show", "lineage", "data prepare", "data verify", "evaluate", "card", "export", "approve", "report", "verify", "up", "scan",
     "order", "preflight", "status", "new", "schema", "trace", "tokenizer train", "tokenizer truncate", "tokenizer compare",
 }  # fmt: skip
-WITH_RECIPE = ("run", "show", "lineage", "data prepare", "data verify", "evaluate", "status")
+WITH_RECIPE = ("run", "show", "lineage", "data prepare", "data verify", "evaluate", "status", "goodput")
 PLACES = {"DIR", "FILE", "FOLDER", "URL", "OUT", "PATH"}
 
 

@@ -58,13 +58,13 @@ SETTINGS: dict[str, tuple[int, str]] = {
 """What `--set` says of a sound recipe, a line each → exit code, and what the refusal says."""
 PHASE = "{recipe}/cooldown"
 COMMANDS: dict[str, list[str]] = {
-    "show": ["{recipe}"], "lineage": ["{recipe}"], "status": ["{recipe}"], "run": ["{recipe}"],
+    "show": ["{recipe}"], "lineage": ["{recipe}"], "status": ["{recipe}"], "goodput": ["{recipe}"], "run": ["{recipe}"],
     "preflight": ["{recipe}", "--scale", "own"], "data prepare": ["{recipe}"], "data verify": ["{recipe}"], "evaluate": [PHASE],
     "trace": [PHASE, "--step", "120"], "approve": [PHASE, "--reason", "it is good"], "export": [PHASE, "out"], "card": [PHASE, "out"],
     "tokenizer train": ["{recipe}", "out", "--vocab-size", "512"], "sample": [PHASE, "a text"], "chat": [PHASE],
 }  # fmt: skip
 """Every command that takes a recipe, with the least that it needs."""
-BY_PHASE = ("run", "show", "lineage", "data prepare", "data verify", "evaluate", "status")
+BY_PHASE = ("run", "show", "lineage", "data prepare", "data verify", "evaluate", "status", "goodput")
 OF_EACH_KIND = ("warm-up.batch=-1", "*.model.num_kv_heads=3", "*.slice=nix", 'recipe.tokenizer.name="./bare"')
 FLOWS = {
     "train_recipe": False, "prepare_data": False, "train_phase": True, "validate_data": True, "evaluate_checkpoint": True,

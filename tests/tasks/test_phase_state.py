@@ -4,21 +4,38 @@ import fcntl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from phasewise.tasks import phase_state as module
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import LEASE_VARIABLE
-from phasewise.tasks.phase_state import AT_WORK, JUDGED, PhaseState, State, enter_stage, read_work, settle, state_now, working
+from phasewise.tasks.phase_state import (
+    AT_WORK,
+    CUT_SHORT,
+    JUDGED,
+    PhaseState,
+    State,
+    enter_stage,
+    last_sign,
+    read_stages,
+    read_work,
+    settle,
+    state_now,
+    working,
+)
 from phasewise.trainer.base.errors import TrainingError, VerdictError
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import is_locked
 from tests.stores.emulator import the_emulator
 
 RUN, PHASE = "tiny-proxy", "kestrel"
+SUBMITTED = datetime(2020, 1, 1, tzinfo=UTC)
 WORKER = """if True:
     import sys
     from phasewise.tasks.home import Home
@@ -103,6 +120,30 @@ def test_a_live_process_decides_the_state_until_it_is_killed(home: Home) -> None
         flow.enters(State.CHECKING_DATA)
         flow.kill()
     assert now(home).why == "while checking data; it resumes from step 10"
+    enter_stage(home, RUN, PHASE, State.PREPARING, submitted=SUBMITTED)
+    stages = read_stages(home.stage_log(RUN, PHASE))
+    assert [one.state for one in stages[-5:]] == [State.TRAINING, None, State.CHECKING_DATA, None, State.PREPARING]
+    assert [one.why for one in stages if one.state is None] == [CUT_SHORT] * 2, "the next process ends the stages of a killed one"
+
+
+def test_the_log_has_each_stage_from_the_submission_to_the_end_of_the_work(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    enter_stage(home, RUN, PHASE, State.QUEUED)
+    enter_stage(home, RUN, PHASE, State.PREPARING, submitted=SUBMITTED)
+    with suppress(TrainingError), working(home, RUN, PHASE, "a flow"):
+        enter_stage(home, RUN, PHASE, State.TRAINING, submitted=SUBMITTED)
+        raise TrainingError("the disk is full")
+    with working(home, RUN, PHASE, "a flow"):
+        enter_stage(home, RUN, PHASE, State.GATING)
+    found = [(one.state, one.why) for one in read_stages(home.stage_log(RUN, PHASE))]
+    failed = [(State.TRAINING, ""), (State.TRAINING, "the disk is full"), (None, CUT_SHORT)]
+    assert found == [(State.QUEUED, ""), (State.PREPARING, ""), *failed, (State.GATING, ""), (None, "")]
+    assert read_stages(home.stage_log(RUN, PHASE))[0].since == SUBMITTED.isoformat(timespec="milliseconds")
+    monkeypatch.setattr(module, "SIGN_SECONDS", 0.01)
+    enter_stage(home, RUN, PHASE, State.TRAINING)
+    stage = read_stages(home.stage_log(RUN, PHASE))[-1]
+    tries = (time.sleep(0.01) for _ in range(500))
+    assert any(last_sign(home, RUN, PHASE, stage) > stage.since for _ in tries), "a process at work touches its stage"
+    enter_stage(home, RUN, PHASE, None)
 
 
 def test_readers_take_no_lock_away_and_do_not_see_each_other(home: Home) -> None:

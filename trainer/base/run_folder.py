@@ -94,11 +94,16 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 
 def append_event(folder: str | Path, kind: EventKind, step: int | None, text: str) -> None:
-    """Append an event for people, after a line that a kill may have cut short. If it cannot be written, the run continues without it."""
+    """Append an event for people. If it cannot be written, the run continues without it."""
     event = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind, "step": step, "text": text}
-    line = json.dumps(event, ensure_ascii=False).encode() + b"\n"
+    append_line(RunFolder(folder).events, event)
+
+
+def append_line(path: Path, value: Any) -> None:
+    """Append a value as a JSON line, after a line that a kill may have cut short. A failed write is ignored."""
+    line = json.dumps(value, ensure_ascii=False).encode() + b"\n"
     with suppress(OSError):
-        number = os.open(RunFolder(folder).events, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             size = os.fstat(number).st_size
             is_torn = size and os.pread(number, 1, size - 1) != b"\n"

@@ -40,6 +40,8 @@ NAMED: tuple[Work, ...] = ("compile", "restore", "save", "step")  # the names in
 CHECKS_A_LIMIT = 4
 MAX_CHECK_SECONDS = 1.0
 STOPPED_SECONDS = 5.0  # if a check is this late, the whole process was stopped, and the limits restart
+SUSPENDED_SECONDS = 2.0  # a check that is this late, without CPU time of the process, was late because the process was suspended
+SUSPENDED = "suspended"
 
 
 def stall_limits(execution: Execution, environment: Mapping[str, str] = os.environ) -> dict[Work, float | None]:
@@ -95,22 +97,22 @@ class Watchdog:
         self._work: Work = "start"
         self._beat = self._looked = self._since = clock()
         self._spent: dict[Work, float] = {}
+        self._suspended: dict[Work, float] = {}
+        self._seen: tuple[dict[Work, float], float] = {}, time.process_time()
         self._beside: dict[Work, float] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         shortest = min((limit for limit in limits.values() if limit is not None), default=None)
-        self._every = None if shortest is None else min(shortest / CHECKS_A_LIMIT, MAX_CHECK_SECONDS)
+        self._every = MAX_CHECK_SECONDS if shortest is None else min(shortest / CHECKS_A_LIMIT, MAX_CHECK_SECONDS)
 
     def __enter__(self) -> "Watchdog":
         self._beat = self._looked = self._since = self._clock()
-        if self._every is not None:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join()
 
     def begin(self, work: Work, step: int | None = None) -> None:
         """Set the current work, after `step` updates."""
@@ -120,11 +122,16 @@ class Watchdog:
         self.step = self.step if step is None else step
         self._beat = self._since = now
 
-    def spent(self) -> dict[Work, float]:
-        """Return the seconds per work, which add up to the time since the watchdog was entered."""
-        spent = self._spent.copy()
-        spent[self._work] = spent.get(self._work, 0.0) + self._clock() - self._since
-        return spent
+    def spent(self) -> dict[str, float]:
+        """Return the seconds per work and of `SUSPENDED`, which add up to the time since the watchdog was entered."""
+        suspended = self._suspended.copy()
+        spent: dict[str, float] = {work: seconds - suspended.get(work, 0.0) for work, seconds in self._elapsed().items()}
+        return spent | ({SUSPENDED: sum(suspended.values())} if suspended else {})
+
+    def _elapsed(self) -> dict[Work, float]:
+        elapsed = self._spent.copy()
+        elapsed[self._work] = elapsed.get(self._work, 0.0) + self._clock() - self._since
+        return elapsed
 
     @contextmanager
     def beside(self, work: Work) -> Iterator[None]:
@@ -143,9 +150,17 @@ class Watchdog:
         return next((doing for doing in found if doing.is_stalled), found[0])
 
     def look(self) -> Doing | None:
-        """Return the stalled work, if any. A late check restarts all limits (`STOPPED_SECONDS`)."""
+        """Return the stalled work, if any. A late check restarts all limits (`STOPPED_SECONDS`).
+
+        The time of a suspended process (SIGSTOP) is moved to `SUSPENDED` from the work that had most of the time since the last check.
+        """
         now, before, self._looked = self._clock(), self._looked, self._clock()
-        if self._every is not None and now - before > self._every + STOPPED_SECONDS:
+        late, (seen, used), self._seen = now - before - self._every, self._seen, (self._elapsed(), time.process_time())
+        if late > SUSPENDED_SECONDS and self._seen[1] - used < late / 2:
+            grown = {work: seconds - seen.get(work, 0.0) for work, seconds in self._seen[0].items()}
+            work = max(grown, key=lambda one: grown[one])
+            self._suspended[work] = self._suspended.get(work, 0.0) + late
+        if late > STOPPED_SECONDS:
             self._beat = now
             self._beside = dict.fromkeys(self._beside.copy(), now)
         doing = self.doing()
@@ -177,7 +192,7 @@ def heartbeat(
     *,
     token: int = 0,
     check: Callable[[], None] = lambda: None,
-    spent: Callable[[], Mapping[Work, float]] = dict,
+    spent: Callable[[], Mapping[str, float]] = dict,
 ) -> Iterator[None]:
     """Write the heartbeat each second within the context, and a last one at its end.
 

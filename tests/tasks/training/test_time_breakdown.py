@@ -1,15 +1,26 @@
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from phasewise.tasks.home import Home
+from phasewise.tasks.phase_state import AT_WORK, CUT_SHORT, State
 from phasewise.tasks.training import task
 from phasewise.tasks.training import time_breakdown as module
 from phasewise.tasks.training.task import training_markdown
-from phasewise.tasks.training.time_breakdown import AttemptTime, Clock, TimeBreakdown, read_attempts, read_time_breakdown
+from phasewise.tasks.training.time_breakdown import (
+    BUCKETS,
+    AttemptTime,
+    Clock,
+    TimeBreakdown,
+    read_attempts,
+    read_goodput,
+    read_time_breakdown,
+)
 from phasewise.trainer.base.run_folder import LIFE_NAME, SPENT_NAME
+from phasewise.trainer.process.watchdog import SUSPENDED, Work
 from tests.tasks.training.conftest import STEPS, BuildRun
 
 
@@ -100,6 +111,65 @@ def test_the_heartbeat_of_an_attempt_before_is_not_this_ones(tmp_path: Path):
     first, second = read_attempts(tmp_path)
     assert (first.pause_seconds, first.to_step, second.to_step) == (0.0, 7, 9)
     assert second.pause_seconds > 0
+
+
+def goodput_of(folder: Path, sessions: list[list[tuple[int, Any]]], attempts: list[dict[str, Any]]) -> dict[str, float]:
+    """Of sessions, each a process with (second, stage) pairs. The end of a session is None or `CUT_SHORT`."""
+    home = Home(folder)
+    home.run("r", "p").mkdir(parents=True, exist_ok=True)
+    fields = {"flow_run": "", "host": "h", "pid": 1}
+    lines: list[str] = []
+    for number, session in enumerate(sessions):
+        for second, state in session:
+            end = {"state": None, "why": CUT_SHORT} if state == CUT_SHORT else {"state": state}
+            lines.append(json.dumps({**fields, **end, "since": datetime.fromtimestamp(second, UTC).isoformat(), "process": str(number)}))
+    home.stage_log("r", "p").write_text("\n".join([*lines, '{"state": "cut off']))
+    ended = [AttemptTime.model_validate({"pause_seconds": 0.0, "from_step": 0, "to_step": 10, **one}) for one in attempts]
+    (home.run("r", "p") / SPENT_NAME).write_text("".join(one.model_dump_json() + "\n" for one in ended))
+    found: Any = read_goodput(home, "r", "p")
+    assert list(found.seconds) == list(BUCKETS)
+    assert sum(found.seconds.values()) == pytest.approx(found.wall_seconds, rel=1e-6)
+    return {bucket: seconds for bucket, seconds in found.seconds.items() if seconds}
+
+
+FIRST = [(1000, State.QUEUED), (1003, State.PREPARING), (1010, State.CHECKING_DATA), (1012, State.TRAINING), (1042, CUT_SHORT)]
+RESUMED = [(1100, State.PREPARING), (1101, State.TRAINING), (1121, State.CHECKING_TRAINING), (1122, State.EVALUATING), (1130, State.GATING)]
+ATTEMPTS = [
+    {"wall_seconds": 29.0, "seconds": {"compile": 5.0, "step": 20.0, "data": 2.0}, "to_step": 10, "started_at": 1012.5},
+    {"wall_seconds": 19.0, "seconds": {"restore": 1.0, "step": 15.0, SUSPENDED: 2.0}, "from_step": 5, "to_step": 20, "started_at": 1101.5},
+]
+
+
+def test_goodput_divides_the_whole_wall_time_of_a_phase(tmp_path: Path):
+    """With a kill, a resume, a later run of the finished phase, and a second evaluation."""
+    later = [[(2000, State.PREPARING), (2001, None)], [(3000, State.EVALUATING), (3004, None)]]
+    found = goodput_of(tmp_path, [FIRST, [*RESUMED, (1133, None)], *later], ATTEMPTS)
+    assert found == pytest.approx(
+        {
+            "queue": 3.0, "preparation": 8.0, "checks": 2.0 + 1.0 + 3.0, "compilation": 5.0, "productive": 10.0 + 15.0,
+            "data loading": 1.0, "recomputation": 11.0, "checkpoint restore": 1.0, "evaluation": 8.0 + 4.0,
+            "idle": 1100.0 - 1042.0 + 2.0, "startup": 2.0 + 1.0 + 1.0 + 1.0,
+        }
+    )  # fmt: skip
+
+
+def test_an_archived_training_is_not_in_the_goodput_of_the_next(tmp_path: Path):
+    again = [(5000 + at - 1100, state) for at, state in RESUMED]
+    one = {"wall_seconds": 20.0, "seconds": {"step": 18.0}, "started_at": 5001.2}
+    found = goodput_of(tmp_path, [FIRST, [*RESUMED, (1133, None)], [*again, (5033, None)]], [one])
+    assert found == {"preparation": 1.0, "productive": 18.0, "startup": 2.0, "checks": 4.0, "evaluation": 8.0}
+
+
+def test_a_home_without_a_log_has_the_goodput_of_its_training(tmp_path: Path):
+    assert read_goodput(Home(tmp_path), "r", "p") is None
+    found = goodput_of(tmp_path, [], [ATTEMPTS[0]])
+    assert found == {"productive": 20.0, "compilation": 5.0, "data loading": 2.0, "startup": 2.0}
+
+
+def test_every_work_and_stage_has_one_bucket():
+    parts = [part for parts in BUCKETS.values() for part in parts]
+    assert len(parts) == len(set(parts))
+    assert {*get_args(Work), *AT_WORK} - {State.TRAINING} <= set(parts)
 
 
 def test_the_page_of_a_training_has_table_and_link(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch):

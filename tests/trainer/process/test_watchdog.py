@@ -1,12 +1,28 @@
+import os
+import signal
+import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from phasewise.trainer.base.errors import ConfigError, ExitCode
 from phasewise.trainer.config import Execution
-from phasewise.trainer.process.watchdog import FIELD_OF, NAMED, STOPPED_SECONDS, Doing, Watchdog, Work, end_stalled, stall_limits
+from phasewise.trainer.process.watchdog import (
+    FIELD_OF,
+    NAMED,
+    STOPPED_SECONDS,
+    SUSPENDED,
+    Doing,
+    Watchdog,
+    Work,
+    end_stalled,
+    read_heartbeat,
+    stall_limits,
+)
 
 
 def test_every_work_has_the_limit_of_its_field_and_the_environment_replaces_what_it_names():
@@ -97,3 +113,38 @@ def test_a_stalled_process_says_where_it_is_and_ends(monkeypatch: pytest.MonkeyP
     assert codes == [ExitCode.STALLED]
     assert "test_a_stalled_process_says_where_it_is_and_ends" in said
     assert said.splitlines()[-1].startswith("trainer: phase kestrel stalled in save for 65 s, limit 60 s (execution.save_stall_seconds).")
+
+
+AT_WORK = """if True:
+    import sys, time
+    from pathlib import Path
+    from phasewise.trainer.process import watchdog as module
+    module.MAX_CHECK_SECONDS, module.SUSPENDED_SECONDS = 0.05, 0.2
+    doing = module.Doing("step", 0.0, None)
+    with module.Watchdog(dict.fromkeys(module.FIELD_OF), print) as watchdog, module.heartbeat(
+        Path(sys.argv[1]), lambda: (doing, 1), spent=watchdog.spent
+    ):
+        watchdog.begin("data")
+        watchdog.begin("step")
+        print("steps", flush=True)
+        sys.stdin.read(1)
+        until = time.monotonic() + 0.6
+        while time.monotonic() < until:  # a busy process is not suspended
+            hash("a" * 1_000_000)
+"""
+
+
+def test_the_time_of_a_suspended_process_is_not_the_time_of_its_work(tmp_path: Path):
+    child = subprocess.Popen([sys.executable, "-c", AT_WORK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout
+    assert child.stdout.readline() == b"steps\n"
+    began = time.monotonic()
+    child.send_signal(signal.SIGSTOP)
+    os.waitpid(child.pid, os.WUNTRACED)
+    time.sleep(0.5)
+    stopped = time.monotonic() - began
+    child.send_signal(signal.SIGCONT)
+    child.communicate(b"x")
+    spent = read_heartbeat(tmp_path)["spent"]
+    assert stopped - 0.1 < spent[SUSPENDED] < stopped + 0.2
+    assert spent["step"] > 0.5
