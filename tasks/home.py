@@ -210,8 +210,7 @@ class Home:
 
     def stage_log(self, run_name: str, phase: str) -> Path:
         """Return the log of all stages of a phase, which is uploaded with results."""
-        folder = self.run(run_name, phase)
-        return folder.with_name(f"{folder.name}.stages.jsonl")
+        return self.work / "stages" / run_name / f"{self.run(run_name, phase).name}.jsonl"
 
     def verdict(self, run_name: str, phase: str, gate: str) -> Path:
         """Return the verdict file of a gate."""

@@ -97,7 +97,7 @@ class Watchdog:
         self._work: Work = "start"
         self._beat = self._looked = self._since = clock()
         self._spent: dict[Work, float] = {}
-        self._suspended: dict[Work, float] = {}
+        self._suspended: dict[str, float] = {}
         self._seen: tuple[dict[Work, float], float] = {}, time.process_time()
         self._beside: dict[Work, float] = {}
         self._ended = threading.Event()

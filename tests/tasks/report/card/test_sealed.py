@@ -208,7 +208,7 @@ HARMLESS: Mapping[str, str] = {
     "sources/*": "input: its content is its identity",
     "runs/*/*/events.jsonl": "a log for people: no decision depends on it",
     "runs/*/*/spent.jsonl": "a log of times: no decision depends on it",
-    "runs/*/*.stages.jsonl": "a log of times: no decision depends on it",
+    "stages/*/*.jsonl": "a log of times: no decision depends on it",
     "runs/*/*/life.json": "the times of a running trainer",
     "runs/*/*/*.log": "a log for people",
     "runs/*/*/heartbeat": "the heartbeat of a running trainer",
