@@ -116,7 +116,8 @@ def test_the_heartbeat_of_an_attempt_before_is_not_this_ones(tmp_path: Path):
 def goodput_of(folder: Path, sessions: list[list[tuple[int, Any]]], attempts: list[dict[str, Any]]) -> dict[str, float]:
     """Of sessions, each a process with (second, stage) pairs. The end of a session is None or `CUT_SHORT`."""
     home = Home(folder)
-    home.run("r", "p").mkdir(parents=True, exist_ok=True)
+    for path in (home.run("r", "p"), home.stage_log("r", "p").parent):
+        path.mkdir(parents=True, exist_ok=True)
     fields = {"flow_run": "", "host": "h", "pid": 1}
     lines: list[str] = []
     for number, session in enumerate(sessions):
