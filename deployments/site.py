@@ -142,6 +142,10 @@ def _add_pages(app: FastAPI, site: Site) -> None:
     def search(q: Annotated[str, Query()] = "") -> str:
         return pages.search_page(site, Links("search"), q)
 
+    @app.get("/suggest")
+    def suggest() -> JSONResponse:
+        return JSONResponse(pages.suggestions(site))
+
     @app.get("/live")
     def live_home() -> JSONResponse:
         return JSONResponse(pages.live_home(site, Links("live")))
@@ -162,6 +166,11 @@ def _add_pages(app: FastAPI, site: Site) -> None:
     def phase(recipe: str, scale: str, phase: str) -> str:
         found, files = pages.find_phase(site, PhaseAddress(recipe, scale, phase))
         return pages.phase_page(site, Links(str(files.address)), found, files)
+
+    @app.get("/{recipe}/{scale}/{phase}/text", response_class=HTMLResponse)
+    def text(recipe: str, scale: str, phase: str, component: str, page: Annotated[int, Query(ge=1, le=10**9)] = 1) -> str:
+        found, files = pages.find_phase(site, PhaseAddress(recipe, scale, phase))
+        return pages.documents_page(site, Links(f"{files.address}/text"), found, files, component, page)
 
     @app.get("/{recipe}/{scale}/{phase}/{gate}", response_class=HTMLResponse)
     def verdict(request: Request, recipe: str, scale: str, phase: str, gate: str) -> str:

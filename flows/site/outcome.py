@@ -21,6 +21,8 @@ NOT_A_SETTING = ("start", "recipe", "scale", "phase", "caches", "held_out", "out
 NOT_A_PLAN = ("tokenizer", "recipe", "scale", "phase", "caches", "held_out", "output", "verdict", "checkpoint")
 TOPICS: dict[str, str] = dict.fromkeys(("start step", "stop step", "tokens", "lineage tokens", "sequences"), "steps and tokens")
 """Fields that share a topic. Other fields are their own topic."""
+LATE_STAGE = re.compile(r" \d\d")
+MAX_SETTING = 120
 TOPIC_STAGE = re.compile(r"( \d+)?( from step)?$")
 PLACES = 3
 OF_COMPONENT = "bits per byte, "
@@ -115,6 +117,13 @@ def topics_of(plans: Sequence[Mapping[str, Any]]) -> tuple[list[Topic], list[str
         topics.setdefault(TOPICS.get(topic, topic), []).append((name.replace("_", " ").replace(".", ": ", 1), values))
     keys = [repr(sorted((name, value) for name, value in fields.items() if name not in seeds)) for fields in every]
     return [Topic(name, tuple(fields)) for name, fields in topics.items()], keys
+
+
+def settings_of(plan: Mapping[str, Any]) -> list[str]:
+    """Return the fields of a plan with their values, such as `optimizer: weight decay = 0.1`, without the later stages of schedules."""
+    fields = fields_of({name: value for name, value in plan.items() if name not in NOT_A_PLAN})
+    shown = {name: cell_of(value, name) for name, value in fields.items() if not LATE_STAGE.search(name)}
+    return [f"{name.replace('_', ' ').replace('.', ': ', 1)} = {text}" for name, text in shown.items() if len(text) <= MAX_SETTING]
 
 
 def measured_rows(files: PhaseFiles) -> tuple[MeasuredRow, ...]:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from phasewise.flows.site.address import GATES, Gate, Links, PhaseAddress
-from phasewise.flows.site.outcome import bits_per_byte, files_of, measured_rows, plan_of, scores_of, topics_of
+from phasewise.flows.site.documents import Pair, advice_of, pairs_of, text_page
+from phasewise.flows.site.outcome import bits_per_byte, files_of, measured_rows, plan_of, scores_of, settings_of, topics_of
 from phasewise.flows.site.shelf import PhaseFiles, Set, known
 from phasewise.flows.site.site import ShownState, Site, in_words
 from phasewise.flows.site.tables import Asked, tables_of
@@ -16,7 +17,8 @@ from phasewise.tasks.report.html import GATE_WORDS
 from phasewise.tasks.report.sections import time_use
 from phasewise.tasks.training.time_breakdown import read_goodput
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.validations.failures import failures_of
+from phasewise.trainer.base.wording import name_some
+from phasewise.validations.failures import Failure, failures_of
 from phasewise.validations.verdict import Verdict
 
 MAX_FOUND = MAX_QUERY = 200
@@ -101,11 +103,13 @@ def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
     verdicts: dict[Gate, dict[str, Any]] = {}
     for gate in GATES:
         verdict = files.verdicts.get(gate)
-        verdicts[gate] = {"standing": None, "words": str(verdict) if verdict else "not judged yet", "worst": ""}
+        verdicts[gate] = {"standing": None, "words": str(verdict) if verdict else "not judged yet", "worst": "", "advice": None}
         if isinstance(verdict, Verdict):
             failures = failures_of(verdict)
             worst = failures[0].worst.what if failures else ""
-            verdicts[gate] = {"standing": verdict.counts.standing, "words": verdict.counts.words, "worst": worst}
+            standing = verdict.counts.standing
+            advice = advice_of(found, files, gate, failures[0]) if standing == "failed" and failures else None
+            verdicts[gate] = {"standing": standing, "words": verdict.counts.words, "worst": worst, "advice": advice}
     return site.render(
         "phase.html",
         links,
@@ -125,6 +129,7 @@ def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
         bits=bits_per_byte(files, parent.evaluation if parent else {}),
         reported=reported_by_the_record(found.recipe, phase) if found.recipe else (),
         rows=files_of(site.shelf, files),
+        texts=(files.phase.components if files.phase else sorted(known(files.run.get("caches")))) if files.run or files.verdicts else (),
         others=[name for name in site.shelf.phase_names(found) if name != phase],
         forms=site.forms_of(found, phase) if site.prefect else None,
         poll_seconds=POLL_SECONDS,
@@ -166,6 +171,8 @@ def verdict_page(site: Site, links: Links, found: Set, files: PhaseFiles, gate: 
         gate=gate,
         verdict=verdict,
         failures=failures,
+        advice={id(failure): advice_of(found, files, gate, failure) for failure in failures if failure.severity == "critical"},
+        pairs=_pairs(site, files, failures) if gate == "data" else [],
         by_check={(failure.table, failure.asks): failure for failure in failures},
         accepted=[finding for check in verdict.checks for finding in check.accepted],
         ruling=files.rulings[gate],
@@ -178,6 +185,27 @@ def verdict_page(site: Site, links: Links, found: Set, files: PhaseFiles, gate: 
         own_docs=(folder / "report" / "index.html").exists(),
         all_docs=(site.shelf.home.report(found.run_name) / "data-docs" / "index.html").exists(),
     )
+
+
+def _pairs(site: Site, files: PhaseFiles, failures: Sequence[Failure]) -> list[tuple[str, list[Pair]]]:
+    """Return the found test items by component, if an item is a reason."""
+    names = files.phase.components if files.phase else sorted(known(files.run.get("caches")))
+    said = " ".join(case.what for failure in failures if failure.table == "leakage" for case in failure.cases)
+    found = [(name, pairs_of(site, files, name)) for name in names if f"component {name}" in said]
+    return [(name, pairs) for name, pairs in found if pairs]
+
+
+def documents_page(site: Site, links: Links, found: Set, files: PhaseFiles, component: str, page: int) -> str:
+    """Render the training text of a component: documents, the counts of the filters, the findings of the scan.
+
+    Raises:
+        ConfigError: the phase does not draw from the component.
+    """
+    names = files.phase.components if files.phase else sorted(known(files.run.get("caches")))
+    if component not in names:
+        raise ConfigError(f"component {component!r}: expected one of {', '.join(names)}.")
+    text = text_page(site, found, files, component, page)
+    return site.render("documents.html", links, found=found, files=files, component=component, text=text)
 
 
 def compare_page(site: Site, links: Links, given: Sequence[str]) -> str:
@@ -220,7 +248,7 @@ def compare_page(site: Site, links: Links, given: Sequence[str]) -> str:
 
 
 class Entry(NamedTuple):
-    """A search result: recipe, phase, component, check or reason. `path` is its page."""
+    """A search result: recipe, phase, component, setting, check or reason. `path` is its page."""
 
     kind: str
     name: str
@@ -231,14 +259,31 @@ class Entry(NamedTuple):
 def search_page(site: Site, links: Links, query: str) -> str:
     """Render the entries with all words of the query, ignoring case: failures first, then in the order of recipes and phases.
 
-    Each check appears once. Exported files have all entries of the home, and the browser filters them.
+    Exported files have all entries of the home, and the browser filters them.
     """
+    found = _entries(site, of_home=links.is_static)
+    if links.is_static:
+        return site.render("search.html", links, query=query, found=found, total=len(found))
+    words = query[:MAX_QUERY].casefold().split()
+    found = [entry for entry in found if words and all(word in " ".join(entry[:3]).casefold() for word in words)]
+    return site.render("search.html", links, query=query, found=found[:MAX_FOUND], total=len(found))
+
+
+def suggestions(site: Site) -> list[str]:
+    """Return the names of recipes, phases, components and settings, for the search box."""
+    kinds = ("recipe", "phase", "component", "setting")
+    return list(dict.fromkeys(entry.name.partition(" = ")[0] for entry in _entries(site) if entry.kind in kinds))
+
+
+def _entries(site: Site, *, of_home: bool = False) -> list[Entry]:
+    """Return all entries. Each check appears once, and each value of a setting once for a recipe."""
     entries: list[Entry] = []
     checks: dict[str, Entry] = {}
     for one in site.shelf.sets():
-        if links.is_static and not one.in_home:
+        if of_home and not one.in_home:
             continue
         entries.append(Entry("recipe", one.name, f"at {one.scale} scale" if one.scale != "own" else "as it is written", one.path))
+        settings: dict[str, list[PhaseAddress]] = {}
         for files in site.shelf.phases(one):
             address = files.address
             entries.append(Entry("phase", address.phase, f"of {address.recipe}, {address.scale}", str(address)))
@@ -249,13 +294,13 @@ def search_page(site: Site, links: Links, query: str) -> str:
                 entries += [Entry("reason", case.what, where, path) for failure in failures_of(verdict) for case in failure.cases]
                 for check in verdict.checks:
                     checks.setdefault(check.asks, Entry("check", check.asks, f"{where}, among others", path))
-    order = ("reason", "recipe", "phase", "component")
-    found = sorted(entries, key=lambda entry: order.index(entry.kind)) + list(checks.values())
-    if links.is_static:
-        return site.render("search.html", links, query=query, found=found, total=len(found))
-    words = query[:MAX_QUERY].casefold().split()
-    found = [entry for entry in found if words and all(word in " ".join(entry[:3]).casefold() for word in words)]
-    return site.render("search.html", links, query=query, found=found[:MAX_FOUND], total=len(found))
+            for setting in settings_of(site.plan(one, address.phase) or files.run) if files.run else ():
+                settings.setdefault(setting, []).append(address)
+        for setting, addresses in settings.items():
+            where = f"{name_some([address.phase for address in addresses], 5)} of {one.name}, {one.scale}"
+            entries.append(Entry("setting", setting, where, str(addresses[0])))
+    order = ("reason", "recipe", "phase", "component", "setting")
+    return sorted(entries, key=lambda entry: order.index(entry.kind)) + list(checks.values())
 
 
 def find_phase(site: Site, address: PhaseAddress) -> tuple[Set, PhaseFiles]:

@@ -11,6 +11,8 @@ from phasewise.validations.reevaluate import cells_of, numeric_columns
 from phasewise.validations.verdict import Verdict
 
 PAGE_ROWS = 100
+MAX_COLUMNS, MAX_CELL = 7, 48
+"""More columns, and columns with longer cells, are folded: a table fits 1,100 pixels."""
 MAX_FILTER = 200
 
 
@@ -57,6 +59,15 @@ class EvidenceTable(NamedTuple):
     pages: int = 1
     problem: str = ""
 
+    @property
+    def shown(self) -> list[int]:
+        """The columns outside the folded part, of all columns: short cells, and values that differ before others."""
+        every = range(len(self.columns))
+        long = {at for at in every if any(len(row[at]) > MAX_CELL for row in self.rows)}
+        same = {at for at in every if len({row[at] for row in self.rows}) == 1 and len(self.rows) > 1}
+        ranked = sorted(every, key=lambda at: (self.columns[at] != self.sort.removeprefix("-"), at in long, at in same, at))
+        return sorted(ranked[:MAX_COLUMNS]) if len(self.columns) > MAX_COLUMNS or len(long) > 1 else list(every)
+
 
 def tables_of(files: Files, verdict: Verdict, folder: Path, asked: Asked) -> list[EvidenceTable]:
     """Return the evidence of a verdict in the order of its suite, tables with failures first.
@@ -66,7 +77,7 @@ def tables_of(files: Files, verdict: Verdict, folder: Path, asked: Asked) -> lis
     suite = SUITES.get(verdict.suite)
     others = sorted(path.stem for path in folder.glob("*.parquet"))
     names = list(dict.fromkeys([*(suite.tables if suite else ()), *(check.table for check in verdict.checks), *others]))
-    frames: dict[str, Any] = {name: files.read("parquet", folder / f"{name}.parquet", _read_table) for name in names}
+    frames: dict[str, Any] = {name: files.read("parquet", folder / f"{name}.parquet", read_table) for name in names}
     wrong = {(check.table, check.asks) for check in verdict.checks if check.kind in ("failed", "warned")}
     telling: dict[str, str] = {}
     try:
@@ -85,7 +96,8 @@ def tables_of(files: Files, verdict: Verdict, folder: Path, asked: Asked) -> lis
     return sorted(shown, key=lambda table: (table.name not in first, not table.total))
 
 
-def _read_table(path: Path) -> Any:
+def read_table(path: Path) -> Any:
+    """Read an evidence table, or return None if it is damaged."""
     import pandas as pd  # the first page does not need it
 
     try:

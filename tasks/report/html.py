@@ -62,6 +62,7 @@ def environment() -> jinja2.Environment:
         "clipped": lambda text, most=CLIPPED_CHARACTERS: cut(str(text), most),
         "breakable": lambda name: escape(name).replace("_", Markup("_<wbr>")),
         "block_text": _block_text,
+        "id": id,
         "without_tags": lambda block: TAG.sub("", str(block)),
     }
     made.filters.update(filters)

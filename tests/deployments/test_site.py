@@ -49,7 +49,8 @@ def guarded(home: Home) -> Iterator[TestClient]:
 @pytest.mark.parametrize(
     "path",
     ["/", "/zoo/own", "/zoo/own/", "/zoo/own/lion", "/zoo/own/tiger/data", "/zoo/own/puma/model", "/compare", "/search?q=lion",
-     "/compare?phase=zoo/own/lion&phase=zoo/own/tiger", "/live/zoo/own/puma", "/-/static/style.css", f"/-/docs/{RUN_NAME}/index.html",
+     "/compare?phase=zoo/own/lion&phase=zoo/own/tiger", "/live", "/suggest",
+     "/zoo/own/lion/text?component=law", "/live/zoo/own/puma", "/-/static/style.css", f"/-/docs/{RUN_NAME}/index.html",
      f"/-/report/{RUN_NAME}/report.html"],
 )  # fmt: skip
 def test_pages_are_there_and_carry_their_policy(client: TestClient, path: str) -> None:
@@ -65,6 +66,7 @@ def test_pages_are_there_and_carry_their_policy(client: TestClient, path: str) -
 @pytest.mark.parametrize(
     "path",
     ["/zoo", "/none/own", "/zoo/half", "/zoo/own/none", "/zoo/own/lion/none", "/live/zoo/own/none", "/compare?phase=zoo/own/lion&phase=x",
+     "/zoo/own/lion/text?component=..%2F..",
      "/-/static/none.css", "/-/static/..%2Fsite.py", f"/-/docs/{RUN_NAME}/..%2F..%2F..%2Fsecret.html", "/-/docs/..%2F/index.html",
      f"/-/docs/{RUN_NAME}/secret.json", f"/-/docs/{RUN_NAME}/link.html",
      f"/-/docs/{RUN_NAME}/%2Fetc%2Fpasswd", "/-/evidence/zoo-own/tiger/none/index.html", "/openapi.json",

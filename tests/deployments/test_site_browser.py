@@ -23,7 +23,14 @@ from tests.ports import free_port
 
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 SHOWN = ("", "zoo/own/lion", "zoo/own/tiger/data")
-SHOWN_LONG = ("zoo/own", "zoo/own/puma", "zoo/own/lion/model", "search?q=item", "compare?phase=zoo/own/lion&phase=zoo/own/tiger")
+SHOWN_LONG = (
+    "zoo/own",
+    "zoo/own/puma",
+    "zoo/own/lion/model",
+    "zoo/own/lion/text?component=law",
+    "search?q=item",
+    "compare?phase=zoo/own/lion&phase=zoo/own/tiger",
+)
 AXE = Path(__import__("axe_playwright_python").__file__).parent / "axe.min.js"
 WAIT_MS = 20_000
 
@@ -154,7 +161,7 @@ def test_what_was_drawn_unchecked_is_drawn_again_once_it_is_checked(open_page: O
 
 def test_tables_are_sorted_and_filtered_with_the_keyboard(open_page: Open) -> None:
     page = open_page("zoo/own").page
-    button = page.get_by_role("button", name="Phase")
+    button = page.get_by_role("button", name="Phase", exact=True)
     names = page.locator("section[aria-labelledby=phases] tbody th a")
     button.focus()
     page.keyboard.press("Enter")
@@ -167,6 +174,7 @@ def test_tables_are_sorted_and_filtered_with_the_keyboard(open_page: Open) -> No
         page.get_by_role("button", name="Final loss").click()
         assert losses.all_inner_texts() == ["4.200", "–", "–"]  # missing numbers stay last
     page = open_page("zoo/own/lion/model").page
+    page.locator("section[aria-labelledby=checks] summary").click()
     rows = page.locator("section[aria-labelledby=checks] tbody tr:visible")
     every = rows.count()
     page.locator("section[aria-labelledby=checks] input").fill("finite response")
@@ -205,6 +213,17 @@ def test_charts_answer_pointer_and_keyboard_and_zoom_together(open_page: Open) -
     assert page.get_by_label("Log values").is_checked()
     assert problems(seen) == []
     assert seen.console == []
+
+
+def test_the_search_box_suggests_and_a_recipe_s_table_marks_phases_to_compare(open_page: Open) -> None:
+    page = open_page("zoo/own").page
+    page.locator("#search-box").focus()
+    page.locator("#suggestions option[value='model: d model']").wait_for(state="attached")
+    for name in ("lion", "puma", "tiger"):
+        page.get_by_label(f"Compare {name}").check()
+    page.get_by_role("button", name="Compare marked phases").click()
+    assert sorted(page.locator("h1").inner_text().split(", ")) == ["lion", "puma", "tiger"]
+    assert page.locator("figure[data-chart]").first.locator("path.curve").count() == 3
 
 
 def test_every_page_reads_without_a_script(open_page: Open) -> None:

@@ -1,5 +1,6 @@
 """Marin 32B's incident, replayed: a test split that stayed in the cache of a bundle of mathematics stops the phase before it trains."""
 
+import html
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -15,6 +16,11 @@ from phasewise.flows.cli import main
 from phasewise.flows.plan import build_run, data_plan, sources_of, stand_ins_of
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.site import pages
+from phasewise.flows.site.address import Links, PhaseAddress
+from phasewise.flows.site.shelf import Shelf
+from phasewise.flows.site.site import Site
+from phasewise.flows.site.tables import Asked
 from phasewise.flows.status.phase_status import raise_unless_let_pass
 from phasewise.tasks.data import cluster
 from phasewise.tasks.data.prepare import build_missing_caches, collect_stand_ins, make_missing_tokenizer, write_missing_documents
@@ -73,6 +79,16 @@ def test_a_stale_cache_is_stopped_by_its_file_s_name_and_by_its_items(tmp_path: 
     fresh = prepared_and_judged(incident.recipe(), home)
     assert stopping(fresh) == {"leakage"}
     assert set(leaked(fresh, MADE)["item"]) == names
+    write_json(tmp_path / "recipe.json", incident.recipe().model_dump(mode="json"))
+    site = Site(Shelf(Home(incident.home, reads_only=True), [str(tmp_path / "recipe.json")]))
+    one, files = pages.find_phase(site, PhaseAddress("bison", "proxy", "bison"))
+    page = pages.documents_page(site, Links("text"), one, files, MATH, 1)
+    assert f"<b>{len(names):,} of {len(names):,} items found</b>" in page
+    item = next(item for item in incident.items if item.id == "made-math-3")
+    for shown in (page, pages.verdict_page(site, Links("data"), one, files, "data", Asked())):
+        assert page.count("<mark>") >= 5
+        assert html.escape(item.question.split("\n")[0][:60], quote=True).replace("&#x27;", "&#39;") in shown
+        assert f"{MATH}, file {TEST_FILE}, document" in shown
 
     cache = data_plan(incident.recipe(), home).components[MATH].train.folder
     dropped = incident.recipe(excluded=[TEST_FILE], pins=[pin_of(str(cache), read_manifest(cache).digest)])

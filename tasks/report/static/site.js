@@ -147,6 +147,19 @@ function carrySecret() {
   }
 }
 
+// Names of recipes, phases, components and settings are read once, when a search box is first used.
+function suggest(input) {
+  input.addEventListener("focus", async () => {
+    const list = document.getElementById("suggestions");
+    if (list.childElementCount || list.dataset.asked) return;
+    list.dataset.asked = "yes";
+    const answer = await fetch(input.dataset.suggest, { credentials: "same-origin" });
+    if (!answer.ok) return;
+    for (const name of await answer.json()) list.append(Object.assign(document.createElement("option"), { value: name }));
+  });
+}
+
+document.querySelectorAll("[data-suggest]").forEach(suggest);
 document.querySelectorAll("table[data-sortable]").forEach(makeSortable);
 document.querySelectorAll("table[data-filter]").forEach(makeFilterable);
 document.querySelectorAll("[data-live]").forEach(watch);

@@ -13,10 +13,11 @@ from phasewise.flows.prefect.server import QueuedRun
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.site import export, pages
 from phasewise.flows.site.address import Links, PhaseAddress
+from phasewise.flows.site.documents import FIELDS
 from phasewise.flows.site.export import MARKER, write_site
 from phasewise.flows.site.shelf import PhaseFiles
 from phasewise.flows.site.site import Site, state_of
-from phasewise.flows.site.tables import Asked
+from phasewise.flows.site.tables import Asked, EvidenceTable
 from phasewise.flows.status.phase_status import Finding, PhaseRecord
 from phasewise.tasks.home import Home
 from phasewise.tasks.phase_state import State, enter_stage, working
@@ -25,6 +26,7 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.instability import CHECK, TABLE
+from phasewise.validations.expectations.suites import DATA_SUITE, GATE_SUITE, HEALTH_SUITE, SUITES
 from phasewise.validations.outcomes import MEASURABLE
 from phasewise.validations.verdict import Verdict, read_verdict, write_verdict
 from phasewise.validations.waivers import ApprovableCheck, AsksPeople
@@ -392,7 +394,42 @@ def test_phases_that_differ_only_in_seeds_are_one_curve_with_a_band(own_home: Ho
     assert page.count('class="spread place-0"') >= 1
 
 
-@pytest.mark.parametrize(("text", "found"), [("zoo", "recipe"), ("PUMA", "phase"), ("stale math", "reason"), ("item training", "check")])
+def test_an_evidence_table_folds_long_and_equal_columns_but_the_sorted_one() -> None:
+    columns = tuple(f"c{at}" for at in range(9))
+    rows = tuple(("same", "x" * 60, *(f"{row}{at}" for at in range(2, 9))) for row in range(3))
+    assert EvidenceTable("t", columns, rows=rows).shown == [2, 3, 4, 5, 6, 7, 8]
+    assert EvidenceTable("t", columns, rows=rows, sort="-c1").shown == [1, 2, 3, 4, 5, 6, 7]
+    assert EvidenceTable("t", columns[:3], rows=tuple(row[:3] for row in rows)).shown == [0, 1, 2]
+
+
+def test_advice_names_tables_of_the_suites() -> None:
+    assert set(FIELDS) <= {table for suite in (DATA_SUITE, HEALTH_SUITE, GATE_SUITE) for table in SUITES[suite].tables}
+
+
+def test_a_refused_phase_names_source_field_and_commands(own_home: Home) -> None:
+    folder = own_home.run(RUN_NAME, "tiger")
+    write_sealed(folder / "run.json", json.loads((folder / "run.json").read_text()) | {"caches": {"math": "nowhere/train-1"}})
+    site = site_of(own_home)
+    for said in (text_of(phase(site, "tiger")), text_of(verdict_of(site, "tiger"))):
+        assert "Recipe field sources.math.exclude Commands phasewise data prepare zoo/tiger phasewise run zoo/tiger" in said
+    assert "Test items in math" in text_of(verdict_of(site, "tiger"))
+    found, files = pages.find_phase(site, PhaseAddress("zoo", "own", "tiger"))
+    said = text_of(pages.documents_page(site, Links("text"), found, files, "math", 1))
+    assert "The token cache of this component is not in the home" in said
+    with pytest.raises(ConfigError, match="component 'law': expected one of math"):
+        pages.documents_page(site, Links("text"), found, files, "law", 1)
+
+
+def test_suggestions_are_names_and_settings_without_values(site: Site) -> None:
+    found = pages.suggestions(site)
+    assert {"zoo", "lion", "law", "model: d model", "seed"} <= set(found)
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("model d = 32", "setting"), ("zoo", "recipe"), ("PUMA", "phase"), ("stale math", "reason"), ("item training", "check")],
+)
 def test_search_finds(site: Site, text: str, found: str) -> None:
     assert re.search(rf"<td>{found}</td>", pages.search_page(site, Links("search"), text))
 

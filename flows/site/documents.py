@@ -1,0 +1,225 @@
+"""Training text of a component: its documents, the counts of the filters, and the test items that the scan found. Advice for refusals."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from phasewise.flows.recipes import NAMES
+from phasewise.flows.recipes.catalogue import CATALOGUE
+from phasewise.flows.site.address import Gate
+from phasewise.flows.site.shelf import PhaseFiles, Set, known
+from phasewise.flows.site.site import Site
+from phasewise.flows.site.tables import read_table
+from phasewise.tasks.data.findings import QUARANTINE_NAME
+from phasewise.trainer.base.errors import PhasewiseError
+from phasewise.trainer.base.identity import read_sealed
+from phasewise.trainer.base.storage import as_path
+from phasewise.validations.failures import Failure
+
+DOCUMENTS_PER_PAGE, MAX_CHARACTERS, CONTEXT_BYTES = 20, 2_000, 240
+MAX_PAIRS, MAX_SAMPLES = 5, 50
+MAX_ITEMS_BYTES = 2**26
+"""Larger files of test items are not read: a page shows only the text of the document."""
+FIELDS = {
+    "caches": "sources.{component}.exclude", "leakage": "sources.{component}.exclude", "leaked_items": "sources.{component}.exclude",
+    "differences": "sources.{component}", "mixture": "mixture", "order": "order", "shifts": "order.kind", "packing": "packing",
+    "hand_off": "start.declares", "health": "gates.health", "asked": "evaluation.benchmarks", "bits_per_byte": "gates.model",
+    "falls": "gates.model.max_score_fall", "rises": "gates.model.max_score_rise",
+}  # fmt: skip
+"""Evidence table → the field of the recipe, or of its phase, that decides it."""
+
+
+class Pair(NamedTuple):
+    """A test item beside the text that contains it. `text` is the part before, the matching part, and the part after."""
+
+    benchmark: str
+    item: str
+    part: str
+    score: str
+    asked: str
+    place: str
+    number: int
+    text: tuple[str, str, str]
+
+
+class Advice(NamedTuple):
+    """The source, the field of the recipe and the commands that mend a refusal."""
+
+    source: str
+    field: str
+    commands: tuple[str, ...]
+
+
+class Document(NamedTuple):
+    """A document as it trains. `rest`: the text after the first characters."""
+
+    number: int
+    id: str
+    file: str
+    tokens: int
+    text: str
+    rest: str
+    hits: tuple[Pair, ...]
+
+
+class TextPage(NamedTuple):
+    """A page of a component's documents. `left_out`: reason → number of documents. `samples`: file, place, reason and start of each."""
+
+    source: str
+    documents: int
+    tokens: int
+    left_out: Mapping[str, int]
+    samples: tuple[tuple[str, str, str, str], ...]
+    scanned: tuple[tuple[str, str], ...]
+    shown: tuple[Document, ...]
+    page: int
+    pages: int
+    problem: str = ""
+
+
+def text_page(site: Site, found: Set, files: PhaseFiles, component: str, page: int) -> TextPage:
+    """Return a page of the documents that a phase draws from a component."""
+    folder = _cache_of(site, files, component)
+    manifest = known(site.shelf.files.json(folder / "manifest.json")) if folder else {}
+    source, leakage = source_of(found, component), _rows(site, files, "leakage", component)
+    scanned = tuple(
+        (row["benchmark"], f"{row['items_hit']:,} of {row.get('items', 0):,} items found") for row in leakage if row["items_hit"]
+    )
+    if not folder or not manifest:
+        return TextPage(source, 0, 0, {}, (), scanned, (), 1, 1, "The token cache of this component is not in the home, or cannot be read.")
+    count = int(manifest["documents"])
+    pages = max(1, -(-count // DOCUMENTS_PER_PAGE))
+    page = min(max(1, page), pages)
+    samples: list[tuple[str, str, str, str]] = []
+    for path in (site.shelf.home.root / "documents" / component).glob(f"*/{QUARANTINE_NAME}"):
+        read = known(site.shelf.files.json(path.with_name("manifest.json")))
+        if read.get("sources") == manifest["sources"] and read.get("source") == manifest["source"]:
+            with path.open("rb") as lines:
+                rows = [orjson.loads(line) for line, _ in zip(lines, range(MAX_SAMPLES), strict=False)]
+            samples = [(row["file"], row["where"], row["reason"], row["sample"]) for row in rows]
+    first = (page - 1) * DOCUMENTS_PER_PAGE
+    shown, problem = list[Document](), ""
+    try:
+        pairs = pairs_of(site, files, component, numbers=range(first, first + DOCUMENTS_PER_PAGE))
+        for number, name, file, size, text in _documents(site, folder, manifest, range(first, first + DOCUMENTS_PER_PAGE)):
+            hits = tuple(pair for pair in pairs if pair.number == number)
+            shown.append(Document(number, name, file, size, text[:MAX_CHARACTERS], text[MAX_CHARACTERS:], hits))
+    except (PhasewiseError, OSError, ValueError) as error:
+        problem = str(error)
+    left_out = {reason: number for reason, number in known(manifest.get("left_out")).items() if number}
+    return TextPage(source, count, int(manifest["tokens"]), left_out, tuple(samples), scanned, tuple(shown), page, pages, problem)
+
+
+def pairs_of(site: Site, files: PhaseFiles, component: str, *, numbers: Sequence[int] | None = None) -> list[Pair]:
+    """Return the clearest test items in a component beside their documents, or all of the documents with these numbers."""
+    rows = [row for row in _rows(site, files, "leaked_items", component) if numbers is None or row.get("document") in numbers]
+    rows = sorted(rows, key=lambda row: -row["score"])[: None if numbers is not None else MAX_PAIRS]
+    folder = _cache_of(site, files, component) if rows else None
+    manifest = known(site.shelf.files.json(folder / "manifest.json")) if folder else {}
+    pairs: list[Pair] = []
+    for row in rows:
+        number, text = row.get("document"), ("", str(row["excerpt"]), "")
+        try:
+            if folder and manifest and isinstance(number, int):
+                [(*_, whole)] = _documents(site, folder, manifest, range(number, number + 1))
+                content, start, end = whole.encode(), int(row["start"]), int(row["end"])
+                if " ".join(content[start:end].decode(errors="replace").split())[:40] == text[1][:40]:
+                    around = slice(max(0, start - CONTEXT_BYTES), start), slice(start, end), slice(end, end + CONTEXT_BYTES)
+                    before, match, after = (content[part].decode(errors="ignore") for part in around)
+                    text = before, match, after
+        except (PhasewiseError, OSError, ValueError):
+            pass  # the excerpt of the evidence remains
+        asked = _item(site, str(row["benchmark"]), str(row["item"]))
+        place = f"{component}, file {row.get('files', '')}" + (f", document {number:,}" if isinstance(number, int) else "")
+        score, part = f"{row['score']:.2f}", str(row.get("part", ""))
+        pairs.append(
+            Pair(str(row["benchmark"]), str(row["item"]), part, score, asked, place, number if isinstance(number, int) else -1, text)
+        )
+    return pairs
+
+
+def advice_of(found: Set, files: PhaseFiles, gate: Gate, failure: Failure) -> Advice:
+    """Return source, recipe field and commands for a failure."""
+    phase, words = files.address.phase, f"{failure.worst.what} {failure.worst.where}"
+    components = files.phase.components if files.phase else sorted(known(files.run.get("caches")))
+    component = next((name for name in sorted(components, key=len, reverse=True) if f"component {name}" in words), "")
+    field = FIELDS.get(failure.table, f"gates.{gate}")
+    field = field.format(component=component or "COMPONENT") if field.startswith("sources") else f"phases.{phase}.{field}"
+    target = f"{found.target}/{phase}" + (f" --scale {found.scale}" if found.scale != "own" else "")
+    commands = [f"phasewise new my_{found.name.replace('-', '_')}.py --from {found.name}"] if found.name in NAMES else []
+    commands += [f"phasewise data prepare {target}"] if gate == "data" else []
+    return Advice(source_of(found, component) if component else "", field, (*commands, f"phasewise run {target}"))
+
+
+def source_of(found: Set, component: str) -> str:
+    """Return the name of a component with the text that it is read from."""
+    own, entry = (found.recipe.sources.get(component) if found.recipe else None), CATALOGUE.get(component)
+    if own is None and entry and entry.stand_in and found.scale == "proxy":
+        return f"{component}: its proxy data set, sources/{component} of the home"
+    source = own or (entry.source if entry else None)
+    if source is None:
+        return component
+    excluded = f", without {', '.join(source.exclude)}" if source.exclude else ""
+    return f"{component}: {source.url}{'@' + source.revision if source.revision else ''}, files {', '.join(source.include)}{excluded}"
+
+
+def _rows(site: Site, files: PhaseFiles, table: str, component: str) -> list[dict[str, Any]]:
+    frame = site.shelf.files.read("parquet", files.evidence("data") / f"{table}.parquet", read_table)
+    if frame is None or isinstance(frame, str) or "component" not in frame:
+        return []
+    return frame[frame["component"] == component].to_dict("records")
+
+
+def _cache_of(site: Site, files: PhaseFiles, component: str) -> Path | None:
+    """Return the judged cache, else the cache of the run. A copied home has it at its own place."""
+    given = [str(row["folder"]) for row in _rows(site, files, "caches", component) if "folder" in row]
+    given += [str(known(files.run.get("caches")).get(component, ""))]
+    for place in filter(None, given):
+        for folder in (as_path(place), site.shelf.home.root / "tokens" / component / Path(place).name):
+            if (folder / "manifest.json").is_file():
+                return folder
+    return None
+
+
+def _documents(site: Site, folder: Path, manifest: Mapping[str, Any], numbers: range) -> list[tuple[int, str, str, int, str]]:
+    """Return number, id, file, tokens and text of the documents with these numbers."""
+    import numpy as np  # the first page needs none of these
+    import pyarrow.parquet as pq
+    from tokenizers import Tokenizer
+
+    from phasewise.tasks.validation.scan_pieces import find_tokenizer
+    from phasewise.trainer.data.manifest import read_manifest
+
+    path = find_tokenizer(folder, read_manifest(folder), [site.shelf.home.root])
+    tokenizer = site.shelf.files.read("tokenizer", path, lambda found: Tokenizer.from_file(str(found)))
+    if not isinstance(tokenizer, Tokenizer):
+        raise ValueError(f"{path} cannot be read")
+    first, dtype, shown = 0, np.dtype(manifest["dtype"]), list[tuple[int, str, str, int, str]]()
+    for shard in manifest["shards"]:
+        chosen = range(max(numbers.start, first), min(numbers.stop, first + shard["documents"]))
+        if len(chosen):
+            index = pq.read_table(folder / f"{shard['name']}.parquet", columns=["id", "source_file", "offset", "length"])
+            for number, row in zip(chosen, index.slice(chosen.start - first, len(chosen)).to_pylist(), strict=True):
+                place = folder / f"{shard['name']}.bin"
+                ids = np.fromfile(place, dtype, count=row["length"], offset=row["offset"] * dtype.itemsize)
+                shown.append((number, row["id"], row["source_file"], row["length"], tokenizer.decode(ids.tolist())))
+        first += shard["documents"]
+    return shown
+
+
+def _item(site: Site, benchmark: str, name: str) -> str:
+    """Return the text of a test item, or an empty string if the home does not keep it."""
+
+    def read(path: Path) -> dict[tuple[str, str], str]:
+        items = read_sealed(path)["items"] if path.stat().st_size < MAX_ITEMS_BYTES else []
+        keys = ("passage", "question", "choices", "answer", "solutions")
+        lines = [[part for key in keys for part in (one[key] if isinstance(one[key], list) else [one[key]]) if part] for one in items]
+        return {(one["benchmark"], one["id"]): "\n".join(parts) for one, parts in zip(items, lines, strict=True)}
+
+    for path in sorted((site.shelf.home.root / "evidence" / "items").glob("*/items.json")):
+        items = site.shelf.files.read("items", path, read)
+        if isinstance(items, dict) and (benchmark, name) in items:
+            return items[benchmark, name]
+    return ""
