@@ -108,7 +108,7 @@ def topics_of(plans: Sequence[Mapping[str, Any]]) -> tuple[list[Topic], list[str
     seeds: set[str] = set()
     for name in {name: None for fields in every for name in fields}:
         found = [fields.get(name, ABSENT) for fields in every]
-        if all(value == found[0] for value in found):
+        if all(value == found[0] for value in found) or ".caches." in name:  # folders
             continue
         if name.rpartition(".")[2] == "seed":
             seeds.add(name)

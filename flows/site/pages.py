@@ -222,15 +222,16 @@ def compare_page(site: Site, links: Links, given: Sequence[str]) -> str:
     every = [files for _, files in pairs]
     if len(pairs) < 2:
         return site.render("compare.html", links, names=names, chosen=chosen, phases=[], most=MAX_COMPARED)
-    plans = [site.plan(found, files.address.phase) for found, files in pairs]
-    if not all(plans):  # all from recipes, or all from run files
-        plans = [dict(files.run) for files in every]
-    topics, keys = topics_of([plan for plan in plans if plan]) if all(plans) else (None, chosen)
+    described = [site.plan(found, files.address.phase) for found, files in pairs]
+    if not all(described):  # all from recipes, or all from run files
+        described = [None for _ in every]
+    plans = [plan or dict(files.run) for plan, files in zip(described, every, strict=True)]
+    topics, keys = topics_of(plans) if all(plans) else (None, chosen)
     groups: dict[str, list[PhaseFiles]] = {}
     for files, key in zip(every, keys, strict=True):
         groups.setdefault(key, []).append(files)
     scores, components = scores_of(every)
-    mains = [plan_of(files, site.plan(found, files.address.phase)) for found, files in pairs]
+    mains = [plan_of(files, plan) for files, plan in zip(every, described, strict=True)]
     return site.render(
         "compare.html",
         links,

@@ -78,7 +78,9 @@
     const fits = ([step, value]) => (!view.logSteps || step > 0) && (!view.logValues || value > 0);
     const parts = line.parts.map((part) => part.filter(fits)).filter((part) => part.length);
     const average = view.smoothing && line.means && !line.dots ? smoothed(line.means, view.smoothing).filter(fits) : [];
-    const spread = line.spread.filter(([step, low]) => fits([step, low]));
+    const edges = [1, 2].map((edge) => line.spread.map((one) => [one[0], one[edge]]));
+    const [low, high] = average.length ? edges.map((edge) => smoothed(edge, view.smoothing)) : edges;
+    const spread = low.map((one, place) => [...one, high[place][1]]).filter(fits);
     return { ...line, parts, average, spread, points: parts.flat() };
   }
 
