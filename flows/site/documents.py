@@ -1,10 +1,9 @@
 """Training text of a component: its documents, the counts of the filters, and the test items that the scan found. Advice for refusals."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import orjson
 
 from phasewise.flows.recipes import NAMES
 from phasewise.flows.recipes.catalogue import CATALOGUE
@@ -15,7 +14,7 @@ from phasewise.flows.site.tables import read_table
 from phasewise.tasks.data.findings import QUARANTINE_NAME
 from phasewise.trainer.base.errors import PhasewiseError
 from phasewise.trainer.base.identity import read_sealed
-from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.base.storage import as_path, parse_json
 from phasewise.validations.failures import Failure
 
 DOCUMENTS_PER_PAGE, MAX_CHARACTERS, CONTEXT_BYTES = 20, 2_000, 240
@@ -64,52 +63,40 @@ class Document(NamedTuple):
     hits: tuple[Pair, ...]
 
 
-class TextPage(NamedTuple):
-    """A page of a component's documents. `left_out`: reason → number of documents. `samples`: file, place, reason and start of each."""
-
-    source: str
-    documents: int
-    tokens: int
-    left_out: Mapping[str, int]
-    samples: tuple[tuple[str, str, str, str], ...]
-    scanned: tuple[tuple[str, str], ...]
-    shown: tuple[Document, ...]
-    page: int
-    pages: int
-    problem: str = ""
-
-
-def text_page(site: Site, found: Set, files: PhaseFiles, component: str, page: int) -> TextPage:
-    """Return a page of the documents that a phase draws from a component."""
+def text_page(site: Site, found: Set, files: PhaseFiles, component: str, page: int) -> dict[str, Any]:
+    """Return a page of the documents that a phase draws from a component, with the counts of the filters and the findings of the scan."""
     folder = _cache_of(site, files, component)
     manifest = known(site.shelf.files.json(folder / "manifest.json")) if folder else {}
-    source, leakage = source_of(found, component), _rows(site, files, "leakage", component)
-    scanned = tuple(
-        (row["benchmark"], f"{row['items_hit']:,} of {row.get('items', 0):,} items found") for row in leakage if row["items_hit"]
-    )
+    leakage = [row for row in _rows(site, files, "leakage", component) if row["items_hit"]]
+    text: dict[str, Any] = {
+        "source": source_of(found, component),
+        "scanned": [(row["benchmark"], f"{row['items_hit']:,} of {row.get('items', 0):,} items found") for row in leakage],
+        "documents": manifest.get("documents", 0),
+        "tokens": manifest.get("tokens", 0),
+        "left_out": {reason: number for reason, number in known(manifest.get("left_out")).items() if number},
+        "samples": [],
+        "shown": [],
+        "pages": max(1, -(-manifest.get("documents", 0) // DOCUMENTS_PER_PAGE)),
+        "problem": "" if manifest else "The token cache of this component is not in the home, or cannot be read.",
+    }
+    text["page"] = min(max(1, page), text["pages"])
     if not folder or not manifest:
-        return TextPage(source, 0, 0, {}, (), scanned, (), 1, 1, "The token cache of this component is not in the home, or cannot be read.")
-    count = int(manifest["documents"])
-    pages = max(1, -(-count // DOCUMENTS_PER_PAGE))
-    page = min(max(1, page), pages)
-    samples: list[tuple[str, str, str, str]] = []
+        return text
     for path in (site.shelf.home.root / "documents" / component).glob(f"*/{QUARANTINE_NAME}"):
         read = known(site.shelf.files.json(path.with_name("manifest.json")))
-        if read.get("sources") == manifest["sources"] and read.get("source") == manifest["source"]:
+        if (read.get("sources"), read.get("source")) == (manifest["sources"], manifest["source"]):
             with path.open("rb") as lines:
-                rows = [orjson.loads(line) for line, _ in zip(lines, range(MAX_SAMPLES), strict=False)]
-            samples = [(row["file"], row["where"], row["reason"], row["sample"]) for row in rows]
-    first = (page - 1) * DOCUMENTS_PER_PAGE
-    shown, problem = list[Document](), ""
+                text["samples"] = [parse_json(line) for line in islice(lines, MAX_SAMPLES)]
+    first = (text["page"] - 1) * DOCUMENTS_PER_PAGE
     try:
-        pairs = pairs_of(site, files, component, numbers=range(first, first + DOCUMENTS_PER_PAGE))
-        for number, name, file, size, text in _documents(site, folder, manifest, range(first, first + DOCUMENTS_PER_PAGE)):
+        numbers = range(first, first + DOCUMENTS_PER_PAGE)
+        pairs = pairs_of(site, files, component, numbers=numbers)
+        for number, name, file, size, content in _documents(site, folder, manifest, numbers):
             hits = tuple(pair for pair in pairs if pair.number == number)
-            shown.append(Document(number, name, file, size, text[:MAX_CHARACTERS], text[MAX_CHARACTERS:], hits))
+            text["shown"].append(Document(number, name, file, size, content[:MAX_CHARACTERS], content[MAX_CHARACTERS:], hits))
     except (PhasewiseError, OSError, ValueError) as error:
-        problem = str(error)
-    left_out = {reason: number for reason, number in known(manifest.get("left_out")).items() if number}
-    return TextPage(source, count, int(manifest["tokens"]), left_out, tuple(samples), scanned, tuple(shown), page, pages, problem)
+        text["problem"] = str(error)
+    return text
 
 
 def pairs_of(site: Site, files: PhaseFiles, component: str, *, numbers: Sequence[int] | None = None) -> list[Pair]:
@@ -143,8 +130,7 @@ def pairs_of(site: Site, files: PhaseFiles, component: str, *, numbers: Sequence
 def advice_of(found: Set, files: PhaseFiles, gate: Gate, failure: Failure) -> Advice:
     """Return source, recipe field and commands for a failure."""
     phase, words = files.address.phase, f"{failure.worst.what} {failure.worst.where}"
-    components = files.phase.components if files.phase else sorted(known(files.run.get("caches")))
-    component = next((name for name in sorted(components, key=len, reverse=True) if f"component {name}" in words), "")
+    component = next((name for name in sorted(files.components, key=len, reverse=True) if f"component {name}" in words), "")
     field = FIELDS.get(failure.table, f"gates.{gate}")
     field = field.format(component=component or "COMPONENT") if field.startswith("sources") else f"phases.{phase}.{field}"
     target = f"{found.target}/{phase}" + (f" --scale {found.scale}" if found.scale != "own" else "")

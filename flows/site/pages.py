@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from phasewise.flows.site.address import GATES, Gate, Links, PhaseAddress
-from phasewise.flows.site.documents import Pair, advice_of, pairs_of, text_page
+from phasewise.flows.site.documents import advice_of, pairs_of, text_page
 from phasewise.flows.site.outcome import bits_per_byte, files_of, measured_rows, plan_of, scores_of, settings_of, topics_of
-from phasewise.flows.site.shelf import PhaseFiles, Set, known
+from phasewise.flows.site.shelf import PhaseFiles, Set
 from phasewise.flows.site.site import ShownState, Site, in_words
 from phasewise.flows.site.tables import Asked, tables_of
 from phasewise.flows.site.training import Training, curves_of, events_of, history_of, roll_backs_of, training_of
@@ -18,7 +18,7 @@ from phasewise.tasks.report.sections import time_use
 from phasewise.tasks.training.time_breakdown import read_goodput
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.wording import name_some
-from phasewise.validations.failures import Failure, failures_of
+from phasewise.validations.failures import failures_of
 from phasewise.validations.verdict import Verdict
 
 MAX_FOUND = MAX_QUERY = 200
@@ -129,7 +129,7 @@ def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
         bits=bits_per_byte(files, parent.evaluation if parent else {}),
         reported=reported_by_the_record(found.recipe, phase) if found.recipe else (),
         rows=files_of(site.shelf, files),
-        texts=(files.phase.components if files.phase else sorted(known(files.run.get("caches")))) if files.run or files.verdicts else (),
+        texts=files.components if files.run or files.verdicts else (),
         others=[name for name in site.shelf.phase_names(found) if name != phase],
         forms=site.forms_of(found, phase) if site.prefect else None,
         poll_seconds=POLL_SECONDS,
@@ -163,6 +163,7 @@ def verdict_page(site: Site, links: Links, found: Set, files: PhaseFiles, gate: 
         return site.render("no_verdict.html", links, found=found, files=files, gate=gate, problem=verdict)
     folder, failures = files.evidence(gate), failures_of(verdict)
     record = site.record(found, files)
+    leaks = "".join(f"{case.what}," for failure in failures if failure.table == "leakage" for case in failure.cases)
     return site.render(
         "verdict.html",
         links,
@@ -172,7 +173,7 @@ def verdict_page(site: Site, links: Links, found: Set, files: PhaseFiles, gate: 
         verdict=verdict,
         failures=failures,
         advice={id(failure): advice_of(found, files, gate, failure) for failure in failures if failure.severity == "critical"},
-        pairs=_pairs(site, files, failures) if gate == "data" else [],
+        pairs=[(name, pairs_of(site, files, name)) for name in files.components if f"component {name}," in leaks],
         by_check={(failure.table, failure.asks): failure for failure in failures},
         accepted=[finding for check in verdict.checks for finding in check.accepted],
         ruling=files.rulings[gate],
@@ -187,23 +188,14 @@ def verdict_page(site: Site, links: Links, found: Set, files: PhaseFiles, gate: 
     )
 
 
-def _pairs(site: Site, files: PhaseFiles, failures: Sequence[Failure]) -> list[tuple[str, list[Pair]]]:
-    """Return the found test items by component, if an item is a reason."""
-    names = files.phase.components if files.phase else sorted(known(files.run.get("caches")))
-    said = " ".join(case.what for failure in failures if failure.table == "leakage" for case in failure.cases)
-    found = [(name, pairs_of(site, files, name)) for name in names if f"component {name}" in said]
-    return [(name, pairs) for name, pairs in found if pairs]
-
-
 def documents_page(site: Site, links: Links, found: Set, files: PhaseFiles, component: str, page: int) -> str:
     """Render the training text of a component: documents, the counts of the filters, the findings of the scan.
 
     Raises:
         ConfigError: the phase does not draw from the component.
     """
-    names = files.phase.components if files.phase else sorted(known(files.run.get("caches")))
-    if component not in names:
-        raise ConfigError(f"component {component!r}: expected one of {', '.join(names)}.")
+    if component not in files.components:
+        raise ConfigError(f"component {component!r}: expected one of {', '.join(files.components)}.")
     text = text_page(site, found, files, component, page)
     return site.render("documents.html", links, found=found, files=files, component=component, text=text)
 
@@ -288,8 +280,7 @@ def _entries(site: Site, *, of_home: bool = False) -> list[Entry]:
         for files in site.shelf.phases(one):
             address = files.address
             entries.append(Entry("phase", address.phase, f"of {address.recipe}, {address.scale}", str(address)))
-            components = files.phase.components if files.phase else sorted(known(files.run.get("caches")))
-            entries += [Entry("component", name, f"in {address}", str(address)) for name in components]
+            entries += [Entry("component", name, f"in {address}", str(address)) for name in files.components]
             for gate, verdict in files.judged:
                 where, path = f"verdict on the {GATE_WORDS[gate]} of {address}", f"{address}/{gate}"
                 entries += [Entry("reason", case.what, where, path) for failure in failures_of(verdict) for case in failure.cases]

@@ -132,6 +132,11 @@ class PhaseFiles:
         """The reasons why files of the phase cannot be parsed."""
         return (*self.damaged, *(str(one) for one in self.verdicts.values() if isinstance(one, Damaged)))
 
+    @property
+    def components(self) -> Sequence[str]:
+        """The components of the phase in the recipe, or of its run."""
+        return self.phase.components if self.phase else sorted(known(self.run.get("caches")))
+
     def evidence(self, gate: Gate) -> Path:
         """Folder of a verdict's evidence."""
         return self.home.verdict(self.address.run_name, self.address.phase, gate).with_suffix("")

@@ -166,17 +166,11 @@ def curve(title: str, lines: Sequence[Line], *, unit: str = "", note: str = "") 
         words.append(f"{line.name} {begin:.4g} at step {first:,.0f}, {end:.4g} at step {last:,.0f}, between {least:.4g} and {greatest:.4g}")
     legend = tuple((line.place, line.name) for line, _ in drawn) if len(drawn) > 1 else ()
     picture = svg(440, 190, [axes], label=f"{title}: {'. '.join(words)}")
-    fields = [
-        {
-            "name": line.name,
-            "place": line.place,
-            "dots": line.is_dots,
-            "parts": [_rounded(part) for part in line.parts],
-            "means": None if line.means is None else _rounded(line.means),
-            "spread": _rounded(line.spread),
-        }
-        for line, _ in drawn
-    ]
+    fields: list[dict[str, object]] = []
+    for line, _ in drawn:
+        points = {"parts": [_rounded(part) for part in line.parts], "spread": _rounded(line.spread)}
+        smooth = None if line.means is None else _rounded(line.means)
+        fields.append({"name": line.name, "place": line.place, "dots": line.is_dots, "means": smooth, **points})
     return Figure(f"{title}{f', {unit}' if unit else ''}", picture, legend, note, json.dumps(fields, separators=(",", ":")))
 
 
