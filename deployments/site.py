@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 
 import click
 from fastapi import FastAPI, Query, Request, Response
+from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
 
 from phasewise.deployments.site_process import TOKEN_VARIABLE
@@ -83,6 +84,7 @@ def create_app(site: Site, *, names: Iterable[str] = LOOPBACK, token: str | None
             answer.headers.setdefault(name, value)
         return answer
 
+    app.add_middleware(GZipMiddleware, minimum_size=2**14, compresslevel=1)  # charts have their points as text
     app.add_middleware(OwnAddress, names=known_names, takes_digits=not known_names <= {*LOOPBACK})
     _add_files(app, site)  # before the pages: the pages' patterns match these paths as well
     _add_pages(app, site)

@@ -21,13 +21,15 @@ DOCUMENTS_PER_PAGE, MAX_CHARACTERS, CONTEXT_BYTES = 20, 2_000, 240
 MAX_PAIRS, MAX_SAMPLES = 5, 50
 MAX_ITEMS_BYTES = 2**26
 """Larger files of test items are not read: a page shows only the text of the document."""
-FIELDS = {
-    "caches": "sources.{component}.exclude", "leakage": "sources.{component}.exclude", "leaked_items": "sources.{component}.exclude",
-    "differences": "sources.{component}", "mixture": "mixture", "order": "order", "shifts": "order.kind", "packing": "packing",
-    "hand_off": "start.declares", "health": "gates.health", "asked": "evaluation.benchmarks", "bits_per_byte": "gates.model",
-    "falls": "gates.model.max_score_fall", "rises": "gates.model.max_score_rise",
-}  # fmt: skip
-"""Evidence table → the field of the recipe, or of its phase, that decides it."""
+FIELDS: dict[str, str] = {
+    **dict.fromkeys(("caches", "leakage", "leaked_items"), "sources.{component}.exclude"),
+    "differences": "sources.{component}",
+    **{name: name for name in ("mixture", "order", "packing")},
+    "shifts": "order",
+    "hand_off": "start.declares",
+    "asked": "evaluation.benchmarks",
+}
+"""Evidence table → the field of the recipe, or of its phase, that decides it. Limits of the gates decide the other tables."""
 
 
 class Pair(NamedTuple):

@@ -222,7 +222,7 @@ def tree(nodes: Sequence[Node]) -> Markup:
     lost = [name for name in parents if name not in places]  # cycles of a damaged home
     places |= {name: (0, next_row + number) for number, name in enumerate(lost)}
 
-    width, height, column_pixels, row_pixels, margin = 196, 46, 228, 62, 4
+    width, height, column_pixels, row_pixels, margin = 164, 46, 184, 62, 4
     corners = {name: (margin + column * column_pixels, margin + row * row_pixels) for name, (column, row) in places.items()}
     parts: list[Markup] = []
     for node in nodes:
@@ -234,8 +234,8 @@ def tree(nodes: Sequence[Node]) -> Markup:
     for node in nodes:
         x, y = corners[node.name]
         box = Markup('<rect class="box {}" x="{}" y="{}" width="{}" height="{}" rx="8"/>').format(node.kind, x, y, width, height)
-        name = Markup('<text class="name" x="{}" y="{}">{}</text>').format(x + 12, y + 19, cut(node.name, 22))
-        said = Markup('<text class="said {}" x="{}" y="{}">{}</text>').format(node.kind, x + 12, y + 36, cut(node.said, 30))
+        name = Markup('<text class="name" x="{}" y="{}">{}</text>').format(x + 12, y + 19, cut(node.name, 18))
+        said = Markup('<text class="said {}" x="{}" y="{}">{}</text>').format(node.kind, x + 12, y + 36, cut(node.said, 24))
         title = Markup("<title>{}: {}</title>").format(node.name, node.said)
         parts.append(Markup('<a href="{}">{}{}{}{}</a>').format(node.link, title, box, name, said))
     right = max((x for x, _ in corners.values()), default=margin) + width + margin
