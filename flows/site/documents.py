@@ -13,7 +13,6 @@ from phasewise.flows.site.site import Site
 from phasewise.flows.site.tables import read_table
 from phasewise.tasks.data.findings import QUARANTINE_NAME
 from phasewise.trainer.base.errors import PhasewiseError
-from phasewise.trainer.base.identity import read_sealed
 from phasewise.trainer.base.storage import as_path, parse_json
 from phasewise.validations.failures import Failure
 
@@ -200,14 +199,10 @@ def _documents(site: Site, folder: Path, manifest: Mapping[str, Any], numbers: r
 def _item(site: Site, benchmark: str, name: str) -> str:
     """Return the text of a test item, or an empty string if the home does not keep it."""
 
-    def read(path: Path) -> dict[tuple[str, str], str]:
-        items = read_sealed(path)["items"] if path.stat().st_size < MAX_ITEMS_BYTES else []
-        keys = ("passage", "question", "choices", "answer", "solutions")
-        lines = [[part for key in keys for part in (one[key] if isinstance(one[key], list) else [one[key]]) if part] for one in items]
-        return {(one["benchmark"], one["id"]): "\n".join(parts) for one, parts in zip(items, lines, strict=True)}
-
     for path in sorted((site.shelf.home.root / "evidence" / "items").glob("*/items.json")):
-        items = site.shelf.files.read("items", path, read)
-        if isinstance(items, dict) and (benchmark, name) in items:
-            return items[benchmark, name]
+        kept = known(site.shelf.files.json(path)) if path.stat().st_size < MAX_ITEMS_BYTES else {}
+        for one in kept.get("items", ()):
+            if (one["benchmark"], one["id"]) == (benchmark, name):
+                parts = (one["passage"], one["question"], *one["choices"], one["answer"], *one["solutions"])
+                return "\n".join(part for part in parts if part)
     return ""

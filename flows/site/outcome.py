@@ -21,8 +21,6 @@ NOT_A_SETTING = ("start", "recipe", "scale", "phase", "caches", "held_out", "out
 NOT_A_PLAN = ("tokenizer", "recipe", "scale", "phase", "caches", "held_out", "output", "verdict", "checkpoint")
 TOPICS: dict[str, str] = dict.fromkeys(("start step", "stop step", "tokens", "lineage tokens", "sequences"), "steps and tokens")
 """Fields that share a topic. Other fields are their own topic."""
-LATE_STAGE = re.compile(r" \d\d")
-MAX_SETTING = 120
 TOPIC_STAGE = re.compile(r"( \d+)?( from step)?$")
 PLACES = 3
 OF_COMPONENT = "bits per byte, "
@@ -119,13 +117,6 @@ def topics_of(plans: Sequence[Mapping[str, Any]]) -> tuple[list[Topic], list[str
     return [Topic(name, tuple(fields)) for name, fields in topics.items()], keys
 
 
-def settings_of(plan: Mapping[str, Any]) -> list[str]:
-    """Return the fields of a plan with their values, such as `optimizer: weight decay = 0.1`, without the later stages of schedules."""
-    fields = fields_of({name: value for name, value in plan.items() if name not in NOT_A_PLAN})
-    shown = {name: cell_of(value, name) for name, value in fields.items() if not LATE_STAGE.search(name)}
-    return [f"{name.replace('_', ' ').replace('.', ': ', 1)} = {text}" for name, text in shown.items() if len(text) <= MAX_SETTING]
-
-
 def measured_rows(files: PhaseFiles) -> tuple[MeasuredRow, ...]:
     """Return the gate's figures with the parent's. Empty without an evaluation or a recipe."""
     if files.phase is None or not files.evaluation:
@@ -138,17 +129,13 @@ def measured_rows(files: PhaseFiles) -> tuple[MeasuredRow, ...]:
 def bits_per_byte(files: PhaseFiles, parent: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """Return component, value, parent's value and the difference, if both have the same text."""
     mine, theirs = known(files.evaluation.get("bits_per_byte")), known(parent.get("bits_per_byte"))
+    texts, of_parent = known(files.evaluation.get("measured_on")), known(parent.get("measured_on"))
     rows: list[tuple[str, str, str, str]] = []
     for name in sorted(mine, key=lambda name: -mine[name]):
-        before = theirs.get(name) if _is_same_text(files.evaluation, parent, name) else None
+        before = theirs.get(name) if name in texts and texts[name] == of_parent.get(name) else None
         change = MISSING if before is None else signed(mine[name] - before, places=PLACES)
         rows.append((name, decimal(mine[name], places=PLACES), decimal(before, places=PLACES), change))
     return rows
-
-
-def _is_same_text(mine: Mapping[str, Any], theirs: Mapping[str, Any], component: str) -> bool:
-    texts = [one.get("measured_on", {}).get(component) for one in (mine, theirs)]
-    return texts[0] is not None and texts[0] == texts[1]
 
 
 class Score(NamedTuple):

@@ -1,11 +1,13 @@
 """Functions that render pages as HTML, and the search over recipes, phases, components, checks and reasons."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from phasewise.flows.show.difference import cell_of, fields_of
 from phasewise.flows.site.address import GATES, Gate, Links, PhaseAddress
 from phasewise.flows.site.documents import advice_of, pairs_of, text_page
-from phasewise.flows.site.outcome import bits_per_byte, files_of, measured_rows, plan_of, scores_of, settings_of, topics_of
+from phasewise.flows.site.outcome import NOT_A_PLAN, bits_per_byte, files_of, measured_rows, plan_of, scores_of, topics_of
 from phasewise.flows.site.shelf import PhaseFiles, Set
 from phasewise.flows.site.site import ShownState, Site, in_words
 from phasewise.flows.site.tables import Asked, tables_of
@@ -23,6 +25,8 @@ from phasewise.validations.verdict import Verdict
 
 MAX_FOUND = MAX_QUERY = 200
 MAX_COMPARED = 8
+LATE_STAGE, MAX_SETTING = re.compile(r" \d\d"), 120
+"""The search leaves out settings from the tenth stage of a schedule on, and long values."""
 POLL_SECONDS, QUIET_POLL_SECONDS = 2, 30
 
 
@@ -286,8 +290,11 @@ def _entries(site: Site, *, of_home: bool = False) -> list[Entry]:
                 entries += [Entry("reason", case.what, where, path) for failure in failures_of(verdict) for case in failure.cases]
                 for check in verdict.checks:
                     checks.setdefault(check.asks, Entry("check", check.asks, f"{where}, among others", path))
-            for setting in settings_of(site.plan(one, address.phase) or files.run) if files.run else ():
-                settings.setdefault(setting, []).append(address)
+            plan = site.plan(one, address.phase) or files.run if files.run else {}
+            for name, value in fields_of({name: value for name, value in plan.items() if name not in NOT_A_PLAN}).items():
+                if len(text := cell_of(value, name)) <= MAX_SETTING and not LATE_STAGE.search(name):
+                    setting = f"{name.replace('_', ' ').replace('.', ': ', 1)} = {text}"
+                    settings.setdefault(setting, []).append(address)
         for setting, addresses in settings.items():
             where = f"{name_some([address.phase for address in addresses], 5)} of {one.name}, {one.scale}"
             entries.append(Entry("setting", setting, where, str(addresses[0])))
