@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from phasewise.flows.cli.terminal import print_table, print_words
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import Resolved, resolve
@@ -24,7 +25,15 @@ from phasewise.tasks.disk_usage import size_of
 from phasewise.tasks.evaluation.ngram_baselines import baselines_path
 from phasewise.tasks.inventory import AGAIN, EXPORT, RESTORE, changed_files
 from phasewise.tasks.phase_state import AT_WORK, PENDING, PhaseState, State
-from phasewise.tasks.training.time_breakdown import BUCKETS, Goodput, TimeBreakdown, read_goodput, read_time_breakdown, words_of
+from phasewise.tasks.training.time_breakdown import (
+    BUCKETS,
+    LEAST_SHARE,
+    Goodput,
+    TimeBreakdown,
+    read_goodput,
+    read_time_breakdown,
+    words_of,
+)
 from phasewise.tasks.validation.evidence_keys import kept_evidence
 from phasewise.trainer.base.errors import DataError, PhasewiseError
 from phasewise.trainer.base.run_folder import RunFolder
@@ -153,21 +162,21 @@ def describe_goodput(target: str, scale: Scale, home: str | None) -> dict[str, A
 
 
 def print_goodput(description: dict[str, Any]) -> None:
-    """Print a table for each started phase, then for all phases: a row for each bucket, and the total."""
-    started = [one for one in description["phases"] if one["seconds"]]
-    of_all: list[dict[str, Any]] = [{"name": "all phases", **description["total"]}] if len(started) > 1 else []
-    for one in started + of_all:
-        wall_seconds = one["wall_seconds"]
-        title = f"{one['name']}: goodput {100 * one['goodput']:.1f} %"
+    """Print a line for each started phase, and a table of all phases together: a row for each bucket, and the total."""
+    started, total = [one for one in description["phases"] if one["seconds"]], description["total"]
+    for one in started:
+        shares = sorted(((seconds / one["wall_seconds"], bucket) for bucket, seconds in one["seconds"].items()), reverse=True)
+        lost = ", ".join(f"{bucket} {100 * share:.1f} %" for share, bucket in shares if share >= LEAST_SHARE and bucket != "productive")
+        print_words(Console(), f"{one['name']}: goodput {100 * one['goodput']:.1f} % of {one['wall_seconds']:,.1f} s; {lost}")
+    if started:
+        title = f"{started[0]['name'] if len(started) == 1 else 'all phases'}: goodput {100 * total['goodput']:.1f} %"
         table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, title=title, title_justify="left")
         table.add_column("time")
         table.add_column("seconds", justify="right")
         table.add_column("%", justify="right")
-        for bucket, seconds in one["seconds"].items():
+        for bucket, seconds in {**total["seconds"], "total": total["wall_seconds"]}.items():
             if seconds:
-                table.add_row(bucket, f"{seconds:,.1f}", f"{100 * seconds / wall_seconds:.1f}")
-        table.add_section()
-        table.add_row("total", f"{wall_seconds:,.1f}", "100.0")
-        Console(highlight=False).print(table, "")
+                table.add_row(bucket, f"{seconds:,.1f}", f"{100 * seconds / total['wall_seconds']:.1f}", end_section=bucket == "total")
+        print_table(Console(highlight=False), table)
     if waiting := [one["name"] for one in description["phases"] if not one["seconds"]]:
         click.echo(f"not started: {', '.join(waiting)}")
