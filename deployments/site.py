@@ -170,9 +170,10 @@ def _add_pages(app: FastAPI, site: Site) -> None:
         return pages.phase_page(site, Links(str(files.address)), found, files)
 
     @app.get("/{recipe}/{scale}/{phase}/text", response_class=HTMLResponse)
-    def text(recipe: str, scale: str, phase: str, component: str, page: Annotated[int, Query(ge=1, le=10**9)] = 1) -> str:
+    def text(request: Request, recipe: str, scale: str, phase: str, component: str = "") -> str:
         found, files = pages.find_phase(site, PhaseAddress(recipe, scale, phase))
-        return pages.documents_page(site, Links(f"{files.address}/text"), found, files, component, page)
+        number = asked_of(request.query_params).page
+        return pages.documents_page(site, Links(f"{files.address}/text"), found, files, component, number)
 
     @app.get("/{recipe}/{scale}/{phase}/{gate}", response_class=HTMLResponse)
     def verdict(request: Request, recipe: str, scale: str, phase: str, gate: str) -> str:

@@ -66,7 +66,7 @@ def test_pages_are_there_and_carry_their_policy(client: TestClient, path: str) -
 @pytest.mark.parametrize(
     "path",
     ["/zoo", "/none/own", "/zoo/half", "/zoo/own/none", "/zoo/own/lion/none", "/live/zoo/own/none", "/compare?phase=zoo/own/lion&phase=x",
-     "/zoo/own/lion/text?component=..%2F..",
+     "/zoo/own/lion/text?component=..%2F..", "/zoo/own/lion/text?page=x",
      "/-/static/none.css", "/-/static/..%2Fsite.py", f"/-/docs/{RUN_NAME}/..%2F..%2F..%2Fsecret.html", "/-/docs/..%2F/index.html",
      f"/-/docs/{RUN_NAME}/secret.json", f"/-/docs/{RUN_NAME}/link.html",
      f"/-/docs/{RUN_NAME}/%2Fetc%2Fpasswd", "/-/evidence/zoo-own/tiger/none/index.html", "/openapi.json",

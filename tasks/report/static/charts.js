@@ -300,7 +300,7 @@
     const figures = [...document.querySelectorAll("figure[data-chart]")];
     charts = figures.map((figure) => charts.find((chart) => chart.figure === figure) || chartOf(figure));
     if (!charts.length) return;
-    if (!tools) makeTools(figures[0].closest("[data-part]") || figures[0].closest(".figures"));
+    if (!tools) makeTools(figures[0].closest("[data-part], .keyed") || figures[0].closest(".figures"));
     drawAll();
   }
 
