@@ -113,6 +113,13 @@ def bring_up(plan: Plan, port: int, site_host: str, site_port: int | None) -> No
 
 
 async def _serve(plan: Plan, url: str, server: OwnServer | None, site: OwnSite) -> None:
+    from prefect.context import AsyncClientContext
+
+    async with AsyncClientContext.get_or_create():  # one client for all tasks: a new client reads all certificates of the machine
+        await _serve_with_client(plan, url, server, site)
+
+
+async def _serve_with_client(plan: Plan, url: str, server: OwnServer | None, site: OwnSite) -> None:
     from prefect.client.orchestration import get_client
 
     if server and (closed := await close_leftovers(plan.home, SERVED)):

@@ -65,6 +65,11 @@ SERVER_SETTINGS = {
     # Dozens of deployments that become ready again hold the database for a while: a worker may be late for a minute
     "PREFECT_SERVER_SERVICES_FOREMAN_DEPLOYMENT_LAST_POLLED_TIMEOUT_SECONDS": "600",
     "PREFECT_SERVER_SERVICES_FOREMAN_WORK_QUEUE_LAST_POLLED_TIMEOUT_SECONDS": "600",
+    # Services for clean-up that one machine rarely needs: less often than every 5 to 20 seconds
+    **{
+        f"PREFECT_SERVER_SERVICES_{service}_LOOP_SECONDS": "60"
+        for service in ("CANCELLATION_CLEANUP", "CLEANUP_RECONCILER", "FOREMAN", "PAUSE_EXPIRATIONS", "REPOSSESSOR")
+    },
     "PREFECT_SERVER_API_HOST": "127.0.0.1",
     "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
 }

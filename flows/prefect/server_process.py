@@ -3,14 +3,18 @@
 Only this module loads Prefect's database code: other commands stay light.
 """
 
+import functools
 import os
 import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
+import docket
 import uvicorn
+from prefect.server.api import background_workers
 from prefect.server.api.server import create_app
 from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
 from prefect.server.database.dependencies import MODELS_DEPENDENCIES
@@ -24,6 +28,10 @@ from phasewise.flows.prefect.access import OwnAddress, open_route, prefect_polic
 from phasewise.flows.prefect.server import TAG
 from phasewise.flows.prefect.submission import CheckedSubmissions, run_name
 from phasewise.trainer.process.child_process import collect_rarely, end_with_parent
+
+
+CHECK_INTERVAL = timedelta(seconds=1)
+"""Time between looks for due background work. The default of 250 ms takes most of the CPU time of an idle server."""
 
 
 class SerializedWrites(AioSqliteConfiguration):
@@ -60,6 +68,9 @@ def serve(listening: socket.socket, port: int) -> None:
     url = str(PREFECT_API_DATABASE_CONNECTION_URL.value())
     MODELS_DEPENDENCIES["database_config"] = SerializedWrites(connection_url=url)
     FlowRun.__table__.c.name.default = ColumnDefault(scheduled_name)  # pyright: ignore[reportAttributeAccessIssue]  # it is a Column
+    background_workers.Worker = functools.partial(
+        docket.Worker, minimum_check_interval=CHECK_INTERVAL, scheduling_resolution=CHECK_INTERVAL
+    )
     app = create_app(final=True)
     app.router.routes.insert(0, open_route())
     headers = [("Content-Security-Policy", prefect_policy(port))]

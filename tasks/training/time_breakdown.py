@@ -24,12 +24,12 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.base.wording import about
-from phasewise.trainer.process.watchdog import SUSPENDED, read_heartbeat
+from phasewise.trainer.process.watchdog import STOPPED_SECONDS, SUSPENDED, read_heartbeat, signature
 
 STEPPING = ("step", "data", "barrier")
 """The works of an update."""
 STALLED = "stalled"
-"""Time of an update that a process did not finish."""
+"""Time of an update that a process did not finish, and of a process without heartbeat."""
 LEAST_SHARE = 0.01
 NOTE_SECONDS = 2.0
 BUCKETS: Mapping[str, tuple[str, ...]] = {
@@ -106,16 +106,19 @@ class Clock:
                 file.write(lost.model_dump_json() + "\n")
         began, started_at, noted = time.monotonic(), time.time(), -NOTE_SECONDS
         pause = 0.0 if self._ended is None else max(0.0, began - self._ended)
-        before = read_heartbeat(self.folder)
+        before, beat, beat_at = read_heartbeat(self.folder), signature(self.folder), began
 
         def so_far(*, is_over: bool = False) -> AttemptTime:
             said = read_heartbeat(self.folder)
             if all(said.get(name) == before.get(name) for name in ("time", "pid")):  # of the previous attempt
                 said = {}
             seconds: dict[str, float] = dict(said.get("spent", {}))
+            silent = time.monotonic() - beat_at
             if is_over and (work := said.get("work")) in ("step", "barrier"):
                 seconds[STALLED] = min(said["seconds"], seconds[work])
                 seconds[work] -= seconds[STALLED]
+            if is_over and said and silent > STOPPED_SECONDS:
+                seconds[STALLED] = seconds.get(STALLED, 0.0) + silent
             return AttemptTime(
                 wall_seconds=time.monotonic() - began, pause_seconds=pause, seconds=seconds, from_step=from_step,
                 to_step=said.get("step", from_step), peak_memory_bytes=said.get("peak_memory_bytes"), slice_name=slice_name,
@@ -123,7 +126,9 @@ class Clock:
             )  # fmt: skip
 
         def note() -> None:
-            nonlocal noted
+            nonlocal noted, beat, beat_at
+            if (found := signature(self.folder)) != beat:
+                beat, beat_at = found, time.monotonic()
             if (now := time.monotonic() - began) - noted >= NOTE_SECONDS:
                 noted = now
                 with suppress(OSError):
@@ -133,6 +138,7 @@ class Clock:
         try:
             yield note
         finally:
+            note()
             self._ended = time.monotonic()
             with suppress(OSError), open(run.spent, "a", encoding="utf-8") as file:
                 file.write(so_far(is_over=True).but(is_whole=True).model_dump_json() + "\n")

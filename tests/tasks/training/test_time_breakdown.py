@@ -88,6 +88,17 @@ def test_an_attempt_that_nobody_saw_end_counts_with_its_losses_here_and_on_anoth
     assert not (machine.folder / LIFE_NAME).exists()
 
 
+def test_the_end_of_an_attempt_without_heartbeat_or_progress_is_stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    machine = Machine(tmp_path / "run", monkeypatch)
+    with Clock(machine.folder).attempt(0) as note:
+        machine.now += 10.0
+        beat = {"time": "then", "pid": 7, "step": 5, "spent": {"step": 9.0}, "work": "step", "seconds": 4.0}
+        (machine.folder / "heartbeat").write_text(json.dumps(beat))
+        note()
+        machine.now += 60.0
+    assert breakdown_of(machine.folder).seconds == pytest.approx({"step": 5.0, module.STALLED: 64.0, "process": 1.0})
+
+
 def test_on_another_machine_which_has_no_heartbeat_of_it_what_was_kept_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     machine = Machine(tmp_path / "run", monkeypatch)
     machine.lose(at_step=10, seconds=20.0)
