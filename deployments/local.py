@@ -32,7 +32,7 @@ from phasewise.trainer.base.wording import name_some, near
 from phasewise.trainer.process.child_process import collect_rarely
 
 EXIT_STOPPED, EXIT_INTERRUPTED = 0, 130
-QUERY_SECONDS = 2
+QUERY_SECONDS = 3
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ T = TypeVar("T")
 NAME = "this machine"
 RUN_MODULE = "phasewise.deployments.flow_process"
 RETRY_SECONDS, LOOK_SECONDS, SWEEP_SECONDS = 2.0, 1.0, 5.0
+SWEEPS_A_SCHEDULE = 3
+"""Missed and waiting runs are looked for in one of so many sweeps. A phase wakes the runs that wait for it at its end."""
 REPORT_SECONDS = 10.0
 """Time for a stopped flow run to report its end, after the time to save."""
 OTHERS_RARER = 2
@@ -116,7 +118,7 @@ async def supervise(home: Home, server: OwnServer | None) -> None:
 
     sweep = Sweep(home, SERVED)
     rerun = Rerun(home, datetime.now(UTC), SERVED if server else ())
-    since_sweep = 0.0
+    since_sweep, sweeps = 0.0, 0
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         if server:
@@ -128,8 +130,10 @@ async def supervise(home: Home, server: OwnServer | None) -> None:
         if since_sweep >= SWEEP_SECONDS:
             with suppress(httpx.HTTPError):  # the server is busy or down: the next sweep is soon
                 await sweep.look()
-                await close_missed()
-                await wake(home)
+                sweeps += 1
+                if sweeps % SWEEPS_A_SCHEDULE == 0:
+                    await close_missed()
+                    await wake(home)
                 for name in await rerun.look(but=sweep.asked):
                     click.echo(f"phasewise: '{name}' crashed, and is started once more", err=True)
             since_sweep = 0.0
