@@ -115,38 +115,36 @@ def bring_up(plan: Plan, port: int, site_host: str, site_port: int | None) -> No
 async def _serve(plan: Plan, url: str, server: OwnServer | None, site: OwnSite) -> None:
     from prefect.context import AsyncClientContext
 
-    async with AsyncClientContext.get_or_create():  # one client for all tasks: a new client reads all certificates of the machine
-        await _serve_with_client(plan, url, server, site)
-
-
-async def _serve_with_client(plan: Plan, url: str, server: OwnServer | None, site: OwnSite) -> None:
-    from prefect.client.orchestration import get_client
-
-    if server and (closed := await close_leftovers(plan.home, SERVED)):
-        click.echo(f"{closed} flow {'run' if closed == 1 else 'runs'} of an earlier server ended without a report: marked as crashed")
-    click.echo(f"Registering {len(plan.deployments)} deployments …")
-    try:
-        deployments = [one.but(description=one.description.replace(PAGE, site.url)) for one in plan.deployments]
-        retired = await register(deployments, plan.pools)
-        async with get_client() as client:
-            first = await client.read_deployment_by_name(f"train-recipe/{START}")
-            block = await register_notification(client, plan.notify)
-    except httpx.HTTPError as error:
-        raise PhasewiseError(
-            f"the Prefect server at {without_secrets(url)} rejected the deployments: {error}. Check PREFECT_API_URL."
-        ) from None
-    if block:
-        click.echo(f"Notifications of phases that are refused or wait for a person: {block}")
-    if missed := await close_missed():
-        click.echo(f"{missed} scheduled {'run was' if missed == 1 else 'runs were'} missed. The latest run of the same schedule starts")
-    if retired:
-        click.echo(f"No longer declared, and removed: {name_some(retired, 5)}")
-    supervision = asyncio.create_task(supervise(plan.home, server))
-    try:
-        start = f"/deployments/deployment/{first.id}?tab=Description"
-        await work(lambda: click.echo(_instructions(plan, url, site, server.auth if server else None, start)), supervision)
-    finally:
-        supervision.cancel()
+    with AsyncClientContext() as shared:  # `get_client` of all tasks: each new client would read all certificates of the machine
+        async with shared.client as client:
+            if server and (closed := await close_leftovers(plan.home, SERVED)):
+                click.echo(
+                    f"{closed} flow {'run' if closed == 1 else 'runs'} of an earlier server ended without a report: marked as crashed"
+                )
+            click.echo(f"Registering {len(plan.deployments)} deployments …")
+            try:
+                deployments = [one.but(description=one.description.replace(PAGE, site.url)) for one in plan.deployments]
+                retired = await register(deployments, plan.pools)
+                first = await client.read_deployment_by_name(f"train-recipe/{START}")
+                block = await register_notification(client, plan.notify)
+            except httpx.HTTPError as error:
+                raise PhasewiseError(
+                    f"the Prefect server at {without_secrets(url)} rejected the deployments: {error}. Check PREFECT_API_URL."
+                ) from None
+            if block:
+                click.echo(f"Notifications of phases that are refused or wait for a person: {block}")
+            if missed := await close_missed():
+                click.echo(
+                    f"{missed} scheduled {'run was' if missed == 1 else 'runs were'} missed. The latest run of the same schedule starts"
+                )
+            if retired:
+                click.echo(f"No longer declared, and removed: {name_some(retired, 5)}")
+            supervision = asyncio.create_task(supervise(plan.home, server))
+            try:
+                start = f"/deployments/deployment/{first.id}?tab=Description"
+                await work(lambda: click.echo(_instructions(plan, url, site, server.auth if server else None, start)), supervision)
+            finally:
+                supervision.cancel()
 
 
 def _instructions(plan: Plan, url: str, site: OwnSite, auth: str | None, start: str) -> str:

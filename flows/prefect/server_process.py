@@ -28,7 +28,7 @@ from phasewise.flows.prefect.server import TAG
 from phasewise.flows.prefect.submission import CheckedSubmissions, run_name
 from phasewise.trainer.process.child_process import collect_rarely, end_with_parent
 
-CHECK_INTERVAL = timedelta(seconds=1)
+CHECK_INTERVAL = timedelta(seconds=0.5)
 """Time between looks for due background work. Docket's default is 250 ms, which an idle server pays in CPU time."""
 
 

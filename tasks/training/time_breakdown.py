@@ -208,29 +208,26 @@ def _staged_seconds(stages: Iterable[Stage], first_attempt: float) -> dict[str, 
     A session is the stages of a process up to the end of its work. Sessions of an archived training end before the first attempt, and do
     not count. A later session with only preparation does not count: it found a finished phase.
     """
-    sessions: list[list[Stage]] = [[]]
+    sessions: list[list[tuple[Stage, float]]] = [[]]
     for stage in stages:
-        sessions[-1].append(stage)
+        sessions[-1].append((stage, datetime.fromisoformat(stage.since).timestamp()))
         if stage.state is None:
             session = sessions[-1]
-            trained = [_seconds(after) for one, after in pairwise(session) if one.state == State.TRAINING]
+            trained = [end for (one, _), (_, end) in pairwise(session) if one.state == State.TRAINING]
             if trained and trained[-1] < first_attempt:
                 sessions.clear()
-            elif len(sessions) > 1 and not stage.why and {one.state for one in session} <= {State.QUEUED, State.PREPARING, None}:
+            elif len(sessions) > 1 and not stage.why and {one.state for one, _ in session} <= {State.QUEUED, State.PREPARING, None}:
                 sessions.pop()
             sessions.append([])
-    seconds, before = defaultdict[str, float](float), None
+    seconds, interrupted_at = defaultdict[str, float](float), None
     for session in filter(None, sessions):
-        if before and before.why == CUT_SHORT:
-            seconds["away"] += _seconds(session[0]) - _seconds(before)
-        for one, after in pairwise(session):
-            seconds[str(one.state)] += _seconds(after) - _seconds(one)
-        before = session[-1]
+        if interrupted_at is not None:
+            seconds["away"] += session[0][1] - interrupted_at
+        for (one, start), (_, end) in pairwise(session):
+            seconds[str(one.state)] += end - start
+        last, end = session[-1]
+        interrupted_at = end if last.why == CUT_SHORT else None
     return seconds
-
-
-def _seconds(stage: Stage) -> float:
-    return datetime.fromisoformat(stage.since).timestamp()
 
 
 def read_attempts(folder: Path) -> list[AttemptTime]:
