@@ -4,6 +4,7 @@ The worker holds the other end of its standard input. When standard input ends, 
 After a deadline the process exits. It holds the presence file of its flow run before Prefect starts, so a killed run is always detected.
 """
 
+import logging
 import os
 import runpy
 import signal
@@ -16,6 +17,7 @@ from phasewise.flows.prefect.access import hide_from_children
 from phasewise.flows.prefect.stale_runs import stay_present
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import AlreadyHeld
+from phasewise.tasks.progress import LOGGER
 from phasewise.trainer.process.child_process import collect_rarely
 from phasewise.trainer.process.signals import stop_seconds
 
@@ -33,6 +35,7 @@ def main() -> None:
         with suppress(AlreadyHeld, OSError):  # an earlier process of the run is ending, or the flow reports the unusable home
             stay_present(Home.at(None), run_id, run_id)
     hide_from_children()
+    LOGGER.setLevel(logging.DEBUG)  # Prefect's UI shows details, and the terminal is silent
     runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)
 
 

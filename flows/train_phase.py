@@ -23,7 +23,7 @@ from phasewise.flows.status.summary import phase_summary, write_recipe_report
 from phasewise.flows.validate_data import validate_data
 from phasewise.tasks.evaluation.settings import needles_of
 from phasewise.tasks.phase_state import State
-from phasewise.tasks.progress import say
+from phasewise.tasks.progress import explain, say
 from phasewise.tasks.training.attempts import PlannedSegment
 from phasewise.tasks.training.execution import CPU, execution_here, in_words, machine_here
 from phasewise.tasks.training.pretrained import import_weights
@@ -118,9 +118,10 @@ def train_phase(
         at_stage(resolved, chosen, State.PREPARING)
         preflight(resolved.name, phase, scale, home, resolved.settings)
         if not resolved.is_prepared:
+            explain("preparing data: missing documents, token caches and benchmarks")
             prepare_data(resolved.name, scale, home, resolved.settings)
         if read_record(resolved, chosen).state == State.DONE:
-            say(f"{phase}: done already")
+            say(f"{phase}: done already", on_top=True)
             if why_no_report(resolved, read_records(resolved)):  # for example after a decision
                 write_recipe_report(resolved)
             return
@@ -172,7 +173,7 @@ def train_judged(resolved: Resolved, phase: Phase) -> None:
         health_gate(run, phase.gates.health, resolved.home, accepts=accepts, asks_people=asks)
         raise
     at_stage(resolved, phase, State.CHECKING_TRAINING)
-    say(f"{phase.name}: trained to step {result['stop_step']:,}, final loss {result['final_loss']:.3f}")
+    say(f"{phase.name}: trained to step {result['stop_step']:,}, final loss {result['final_loss']:.3f}", on_top=True)
     verdict = health_gate(run, phase.gates.health, resolved.home, accepts=accepts, asks_people=asks)
     path = resolved.home.verdict(recipe.run_name, phase.name, "health")
     raise_unless_let_pass(verdict, path, approving_command(resolved, phase))

@@ -57,14 +57,14 @@ class Milestones:
         return progress.line if math.isinf(left) else f"{progress.line}, {about(left)} left"
 
 
-def say(text: str) -> None:
-    """Log one line for people."""
-    LOGGER.info(text)
+def say(text: str, *, on_top: bool = False) -> None:
+    """Log one line for people. `on_top`: the line also appears on the top flow run, which people open."""
+    LOGGER.info(text, extra={"on_top": on_top})
 
 
-def explain(text: str) -> None:
-    """Log one line of detail, which `-v` shows."""
-    LOGGER.debug(text)
+def explain(text: str, *, on_top: bool = False) -> None:
+    """Log one line of detail, which `-v` and the flow runs of `phasewise up` show. `on_top` as in `say`."""
+    LOGGER.debug(text, extra={"on_top": on_top})
 
 
 def advance(work: str, done: int, total: int, note: str = "", seconds_left: float | None = None) -> None:

@@ -27,7 +27,7 @@ from prefect.utilities.engine import propose_state_sync
 from phasewise.flows.prefect.missed_schedules import MISSED_MESSAGE, is_missed, missed_state
 from phasewise.flows.prefect.server import TAG
 from phasewise.flows.prefect.stale_runs import stay_present
-from phasewise.flows.prefect.submission import GENERATED, check_fixed, run_name
+from phasewise.flows.prefect.submission import GENERATED, check_fixed, run_name, subject_of
 from phasewise.flows.recipes.assignments import setting
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.resolved import Resolved, resolving_once
@@ -36,6 +36,8 @@ from phasewise.tasks.locks import Holder
 from phasewise.tasks.phase_state import State as PhaseState
 from phasewise.tasks.phase_state import enter_stage
 from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones, say
+from phasewise.tasks.report.task import publish_page
+from phasewise.tasks.site import site_address
 from phasewise.trainer.base.errors import PhasewiseError, refused_by_system
 
 P = ParamSpec("P")
@@ -43,24 +45,37 @@ R = TypeVar("R")
 
 
 class RunLog(logging.Handler):
-    """Sends log lines within a flow run to Prefect. Of progress lines it sends only milestones."""
+    """Sends log lines within a flow run to Prefect. Of progress lines it sends only milestones.
+
+    `top`: id of the flow run without a parent. It gets a copy of lines of its subflows that are marked `on_top`.
+    """
 
     def __init__(self) -> None:
-        super().__init__(logging.INFO)
+        super().__init__()
+        self.top: UUID | None = None
         self._api = APILogHandler()
         self._milestones = Milestones()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send a record, if this is a flow run."""
-        if FlowRunContext.get() is None and TaskRunContext.get() is None:
+        flow, task = FlowRunContext.get(), TaskRunContext.get()
+        if flow is None and task is None:
             return
         progress = getattr(record, "progress", None)
         if progress is None:
             self._api.emit(record)
+            run_id = task.task_run.flow_run_id if task else flow.flow_run.id if flow and flow.flow_run else None
+            if getattr(record, "on_top", False) and self.top not in (None, run_id):
+                copied = copy.copy(record)
+                copied.flow_run_id = self.top
+                self._api.emit(copied)
         elif line := self._milestones.line(progress):
             milestone = copy.copy(record)
             milestone.msg, milestone.args, milestone.name = line, (), LOGGER.name
             self._api.emit(milestone)
+
+
+RUN_LOG = RunLog()
 
 
 class Ended(Abort):
@@ -89,8 +104,7 @@ class DoorFlow(Flow[P, R]):
 def door(*, name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
     """Make a flow of a function with the parameters `home` and `settings` (of `--set`)."""
     for logger in (LOGGER, PROGRESS_LOGGER):
-        if not any(isinstance(handler, RunLog) for handler in logger.handlers):
-            logger.addHandler(RunLog())
+        logger.addHandler(RUN_LOG)  # a second time has no effect
 
     def decorate(work: Callable[P, R]) -> Flow[P, R]:
         signature = inspect.signature(work)
@@ -104,6 +118,7 @@ def door(*, name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
                 if run_id := current.id:
                     _check_run(given)
                     stay_present(Home.open(given.get("home")), run_id, str(current.name))
+                    _introduce(run_id, given)
                 settings: Sequence[str] = given.get("settings", ())
                 with refused_by_system(given.get("home") or os.environ.get("PHASEWISE_HOME")), setting(settings), resolving_once():
                     return work(*args, **kwargs)
@@ -125,6 +140,17 @@ def door(*, name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
         return DoorFlow(run, name=name, flow_run_name=named)
 
     return decorate
+
+
+def _introduce(run_id: str, given: Mapping[str, Any]) -> None:
+    """Show the address of the page first in the log and the artifacts of a flow run without a parent."""
+    if current.parent_flow_run_id:
+        return
+    RUN_LOG.top = UUID(run_id)
+    subject = subject_of(given)
+    if page := site_address(*subject):
+        say(f"page: {page}")
+        publish_page(f"[{page}]({page})", key=f"{subject[0]}-{subject[1]}-page".lower(), description=f"{'/'.join(subject)} on the page")
 
 
 def _check_run(given: Mapping[str, Any]) -> None:

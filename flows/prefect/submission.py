@@ -23,16 +23,21 @@ FIXED = ("recipe", "phase", "scale")
 FILE = re.compile(r"^(?:.*/)?([^/]+)\.(?:json|py)")
 GENERATED = re.compile(r"[a-z]+[0-9]*(-[a-z]+){1,2}|[A-Z][a-z]+-[A-Z][^ ]*( [A-Z][^ ]*)*")
 """Names that Prefect and its pages generate: `elegant-grouse`, `rho5-bayliss`, `Incredible-Krait`."""
-OURS = "phasewise.flows."
 SUBMISSION = re.compile(r"/api/deployments/([0-9a-f-]{36})/(?:create_flow_run(?:/bulk)?|schedules(?:/[0-9a-f-]{36})?)/?")
+
+
+def subject_of(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return recipe and scale of a flow run, and the phase if the run has one: its place on the page."""
+    recipe = FILE.sub(r"\1", split_target(str(given.get("recipe")))[0])
+    return (recipe, str(given.get("scale", "proxy")), *([given["phase"]] if given.get("phase") else []))
 
 
 def run_name(work: str, given: Mapping[str, Any]) -> str:
     """Return the name of a flow run: `marin-8b/ocelot · proxy` for training, `evaluate marin-8b/ocelot · proxy` for another function."""
     verb = work.partition("_")[0]
-    recipe = FILE.sub(r"\1", split_target(str(given.get("recipe")))[0])
-    phase = f"/{given['phase']}" if given.get("phase") else f" up to {given['up_to']}" if given.get("up_to") else ""
-    return f"{'' if verb == 'train' else f'{verb} '}{recipe}{phase} · {given.get('scale', 'proxy')}"
+    recipe, scale, *phase = subject_of(given)
+    until = f" up to {given['up_to']}" if given.get("up_to") else ""
+    return f"{'' if verb == 'train' else f'{verb} '}{'/'.join([recipe, *phase])}{until} · {scale}"
 
 
 def check_fixed(name: str, fixed: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -68,7 +73,7 @@ def check_parameters(deployment: Mapping[str, Any], given: Mapping[str, Any]) ->
         raise ConfigError(f"the deployment {name} needs the {missing[0]}: choose it in the form.")
     settings = complete.get("settings", ())
     if isinstance(settings, list | tuple) and all(isinstance(one, str) for one in settings):
-        _check_recipe(_work_of(deployment), complete)
+        _check_recipe(str(deployment["entrypoint"]).rpartition(".")[2], complete)
 
 
 def _check_recipe(work: str, given: Mapping[str, Any]) -> None:
@@ -90,10 +95,6 @@ def _check_recipe(work: str, given: Mapping[str, Any]) -> None:
             for option in ("retrain", "extend"):
                 check_named(given.get(option, ()), phases, f"--{option}")
             check_slices(recipe, phases)
-
-
-def _work_of(deployment: Mapping[str, Any]) -> str:
-    return str(deployment["entrypoint"]).rpartition(".")[2]
 
 
 @dataclass
@@ -132,19 +133,17 @@ class CheckedSubmissions:
         try:
             runs = parse_json(body)
         except ValueError:
-            return body  # the application rejects it
+            return body
         of_runs = "create_flow_run" in request.url.path
         wanted = [one for one in (runs if isinstance(runs, list) else [runs]) if isinstance(one, dict) and (of_runs or "parameters" in one)]
-        if not wanted:
-            return body
+        typed = all(isinstance(one.get("parameters") or {}, dict) and isinstance(one.get("name") or "", str) for one in wanted)
+        if not wanted or not typed:
+            return body  # the application rejects wrong types
         shown = {name: value for name, value in request.headers.items() if name == "authorization"}
         async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url=f"http://{request.url.netloc}") as client:
             answer = await client.get(f"/api/deployments/{deployment_id}", headers=shown)
-        if (
-            answer.status_code != 200
-            or TAG not in (deployment := answer.json())["tags"]
-            or not str(deployment["entrypoint"]).startswith(OURS)
-        ):
+        deployment: dict[str, Any] = answer.json() if answer.status_code == 200 else {"tags": ()}
+        if TAG not in deployment["tags"] or not (entrypoint := str(deployment["entrypoint"])).startswith("phasewise.flows."):
             return body
         for run in wanted:
             given = hydrate(run.get("parameters") or {})
@@ -153,5 +152,5 @@ class CheckedSubmissions:
             if of_runs:
                 run["enforce_parameter_schema"] = True
                 if GENERATED.fullmatch(run.get("name") or "a-b"):
-                    run["name"] = run_name(_work_of(deployment), {**deployment["parameters"], **given})
+                    run["name"] = run_name(entrypoint.rpartition(".")[2], {**deployment["parameters"], **given})
         return json.dumps(runs).encode()

@@ -29,7 +29,7 @@ from phasewise.tasks.evaluation.settings import (
     needles_of,
     real_of,
 )
-from phasewise.tasks.progress import say
+from phasewise.tasks.progress import advance, say
 from phasewise.trainer.base.errors import CheckpointError, DataError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import RunFolder
@@ -191,7 +191,10 @@ def measure_benchmarks(
 ) -> list[BenchmarkResult]:
     """Measure the named benchmarks. Arguments and errors as in `evaluate_model`."""
     described = read_benchmark_folder(benchmarks).only(made_of(names)).benchmarks
-    results = [_measure_made(model, as_path(benchmarks), benchmark) for benchmark in described]
+    results: list[BenchmarkResult] = []
+    for benchmark in described:
+        advance("evaluate", len(results), len(names), f"benchmarks, now {benchmark.name}")
+        results.append(_measure_made(model, as_path(benchmarks), benchmark))
     labels, needles = real_of(names), needles_of(names)
     if labels and real is None:
         raise DataError(f"{', '.join(labels)} are not made here: a folder with their items must be given, found none.")
@@ -200,6 +203,7 @@ def measure_benchmarks(
 
         results += gate_results(model, labels, real) if real else []
         results += needle_results(model, needles, haystack)
+    advance("evaluate", len(names), len(names), "benchmarks")
     return results
 
 

@@ -3,22 +3,25 @@
 If the kernel kills the child for memory, the flow survives and reports the signal. Importing this module is cheap.
 """
 
+import logging
 import os
 import threading
+import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
-from logging.handlers import BufferingHandler
+from logging.handlers import QueueHandler
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait
-from typing import Any
+from multiprocessing.queues import SimpleQueue
+from typing import Any, cast
 
 from phasewise.tasks.data.plan import ComponentPlan, DataPlan
 from phasewise.tasks.data.template import turn_ends
 from phasewise.tasks.data.verify import check_cache
 from phasewise.tasks.evaluation.made_benchmarks import read_benchmark_folder
 from phasewise.tasks.evaluation.settings import ItemFolders, Measured, made_of, needles_of, own_text_key, real_of, renderings_key
-from phasewise.tasks.progress import LOGGER, say
+from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, explain
 from phasewise.trainer.base.errors import EvaluationError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_json, read_sealed
@@ -39,8 +42,7 @@ MEASURING = (
     ),
 )  # fmt: skip
 """The files that decide a measured value. The code of the model itself is left out on purpose."""
-MAX_LOG_LINES = 100_000
-"""Of one evaluation. It writes a few."""
+LOOK_SECONDS = 0.1
 
 
 class EvaluationRequest(Frozen):
@@ -149,11 +151,18 @@ def evaluate_apart(request: EvaluationRequest) -> dict[str, Any]:
     """Run `evaluate_phase` in a child process, which stays for the next evaluation."""
     if found := finished_evaluation(request.run, request.key):
         return found
-    pool = _pool()
+    explain(f"{request.run.phase}: evaluates {len(request.measured.benchmarks)} benchmarks and held-out text", on_top=True)
+    pool, records = _pool()
     answer = pool.submit(_evaluate, request.model_dump_json())
     processes = active_children()
+    while not answer.done() or not records.empty():
+        if records.empty():
+            time.sleep(LOOK_SECONDS)
+        else:
+            record = records.get()
+            logging.getLogger(record.name).handle(record)
     try:
-        evaluation, said = answer.result()
+        return answer.result()
     except BrokenProcessPool:
         _pool.cache_clear()
         pool.shutdown()  # joins the child: its exit code is unknown until then
@@ -162,19 +171,22 @@ def evaluate_apart(request: EvaluationRequest) -> dict[str, Any]:
             f"evaluation of {request.run.phase}: its process {how}. The kernel sends SIGKILL when memory runs out. For further exits, see "
             f"standard error. The checkpoint {request.result['checkpoint']} is unchanged. Run the same command again."
         ) from None
-    for line in said:
-        say(line)
-    return evaluation
 
 
 @cache
-def _pool() -> ProcessPoolExecutor:
-    """Return a pool of one spawned process. A forked process would hang, because this process has threads."""
-    return ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn"), initializer=_end_with_parent)
+def _pool() -> "tuple[ProcessPoolExecutor, SimpleQueue[logging.LogRecord]]":
+    """Return a pool of one spawned process, and its log records. A forked process would hang, because this process has threads."""
+    context = get_context("spawn")
+    records: SimpleQueue[logging.LogRecord] = context.SimpleQueue()
+    return ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_prepare_child, initargs=(records,)), records
 
 
-def _end_with_parent() -> None:
-    """Exit when the parent exits. A pool's child does not notice the death of its parent."""
+def _prepare_child(records: "SimpleQueue[logging.LogRecord]") -> None:
+    """Send log records to the parent, and exit when the parent exits. A pool's child does not notice the death of its parent."""
+    sender: Any = QueueHandler(cast(Any, records))
+    sender.enqueue = records.put
+    for logger in (LOGGER, PROGRESS_LOGGER):
+        logger.addHandler(sender)
     parent = parent_process()
     assert parent is not None
 
@@ -185,13 +197,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _evaluate(request: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the evaluation with its log lines."""
+def _evaluate(request: str) -> dict[str, Any]:
     from phasewise.tasks.evaluation.checkpoint import evaluate_phase
 
-    heard = BufferingHandler(capacity=MAX_LOG_LINES)
-    LOGGER.addHandler(heard)
-    try:
-        return evaluate_phase(EvaluationRequest.model_validate_json(request)), [record.getMessage() for record in heard.buffer]
-    finally:
-        LOGGER.removeHandler(heard)
+    return evaluate_phase(EvaluationRequest.model_validate_json(request))

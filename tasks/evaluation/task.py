@@ -24,5 +24,5 @@ def evaluate(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: M
     scores = ", ".join(
         f"{r['benchmark']} {r['value']:.3f} ± {r['stderr']:.3f} (baseline {r['baseline']:.3f})" for r in evaluation["results"]
     )
-    say(f"{run.phase}: {evaluation['macro_bits_per_byte']:.3f} held-out bits per byte, {scores}")
+    say(f"{run.phase}: {evaluation['macro_bits_per_byte']:.3f} held-out bits per byte, {scores}", on_top=True)
     return evaluation

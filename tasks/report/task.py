@@ -1,11 +1,11 @@
 """Prefect task that publishes the report of a run, and artifacts and events of a phase's flow run."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from uuid import UUID
 
 from prefect import task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
@@ -27,22 +27,31 @@ def publish_report(report: Report, folder: Path, verdicts: Sequence[Verdict]) ->
     docs = build_data_docs(folder / "data-docs", verdicts)
     path = write_report(folder / "report.html", report)
     markdown = report_markdown(report, str(path), str(docs))
-    create_markdown_artifact(markdown, key=f"{report.recipe}-{report.scale}-report", description=report.headline)
-    explain(f"report: {path}")
+    publish_page(markdown, key=f"{report.recipe}-{report.scale}-report", description=report.headline)
+    explain(f"report: {path}", on_top=True)
     return path
 
 
-def publish_page(markdown: str, *, key: str, description: str, on_parent: bool = False) -> None:
-    """Create or update a Markdown artifact of this flow run, or with `on_parent` of the run above it, if any."""
-    run_id = (on_parent and current.parent_flow_run_id) or current.id
-    owner = UUID(str(run_id)) if run_id else None
+def publish_page(data: str | float, *, key: str, description: str, on_top: bool = False) -> None:
+    """Create or update a Markdown artifact, or of a number a progress artifact, of this flow run and of the top flow run.
+
+    `on_top`: only of the top flow run, which people open.
+    """
+    top = _root_of(str(current.id)) if current.id else None
     with get_client(sync_client=True) as client:
-        if owner is not None:
-            mine = ArtifactFilter(key=ArtifactFilterKey(any_=[key]), flow_run_id=ArtifactFilterFlowRunId(any_=[owner]))
-            if found := client.read_artifacts(artifact_filter=mine, limit=1):
-                client.update_artifact(found[0].id, ArtifactUpdate(data=markdown, description=description))
-                return
-        client.create_artifact(ArtifactCreate(key=key, type="markdown", data=markdown, description=description, flow_run_id=owner))
+        for run_id in {top, top if on_top else current.id}:
+            owner = UUID(str(run_id)) if run_id else None
+            mine = ArtifactFilter(key=ArtifactFilterKey(any_=[key]), flow_run_id=ArtifactFilterFlowRunId(any_=[owner] if owner else None))
+            if owner and (found := client.read_artifacts(artifact_filter=mine, limit=1)):
+                client.update_artifact(found[0].id, ArtifactUpdate(data=data, description=description))
+            else:
+                kind = "markdown" if isinstance(data, str) else "progress"
+                client.create_artifact(ArtifactCreate(key=key, type=kind, data=data, description=description, flow_run_id=owner))
+
+
+@cache
+def _root_of(_run_id: str) -> str:
+    return str(current.root_flow_run_id)
 
 
 def tell_of_gate(state: str, *, subject: str, gate: str, message: str, link: str | None) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
 from prefect import task
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
@@ -49,7 +49,8 @@ def train(run: RunConfig, planned: Sequence[PlannedSegment]) -> dict[str, Any]:
     """Train one phase in its own processes and return its result."""
     segments = [SliceSegment(one.run, select_launcher(one.run, one.slice_name), one.slice_name) for one in planned]
     key = f"{run.recipe}-{run.scale}-{run.phase}"
-    artifact: Any = create_progress_artifact(0.0, key=f"{key}-progress", description=f"Training of {run.phase}")
+    bar = partial(publish_page, key=f"{key}-progress", description=f"Training of {run.phase}", on_top=True)
+    bar(0.0)
     recent: deque[Row] = deque(maxlen=RATE_ROWS)
     reported = paged = time.monotonic()
 
@@ -64,7 +65,7 @@ def train(run: RunConfig, planned: Sequence[PlannedSegment]) -> dict[str, Any]:
         advance(f"train {run.phase}", done, total, f"loss {loss}  {rate:,.0f} tokens/s")
         if now - reported >= ARTIFACT_SECONDS or done == total:
             reported = now
-            requests.ask("progress", lambda: update_progress_artifact(artifact, 100.0 * done / total))
+            requests.ask("progress", partial(bar, 100.0 * done / total))
         if now - paged >= PAGE_SECONDS or done == total:
             paged, page = now, training_markdown(run, last, rate)
             requests.ask("page", lambda: publish_page(page, key=f"{key}-training", description=f"Training of {run.phase}"))

@@ -55,7 +55,7 @@ def data_gate(
         accepts=accepts,
         asks_people=asks_people,
     )
-    publish(verdict, run.verdict, on_parent=True)
+    publish(verdict, run.verdict)
     return verdict
 
 
@@ -85,7 +85,7 @@ def model_gate(
         subject, evaluation, parent_evaluation=parent, limits=limits, folder=evidence, accepts=accepts, asks_people=asks_people
     )
     write_verdict(path, verdict)
-    publish(verdict, path, on_parent=True)
+    publish(verdict, path)
     return verdict
 
 
@@ -97,8 +97,8 @@ def ask_about_training(path: str | Path) -> Verdict:
     return verdict
 
 
-def publish(verdict: Verdict, path: str | Path, *, on_parent: bool = False) -> None:
-    """Publish a verdict as lines and as a page in the Prefect UI, of this flow run or with `on_parent` of the phase's run above it.
+def publish(verdict: Verdict, path: str | Path) -> None:
+    """Publish a verdict as lines and as a page in the Prefect UI, of this flow run and of the top flow run.
 
     A verdict that stops the phase gets its report immediately.
     """
@@ -107,7 +107,7 @@ def publish(verdict: Verdict, path: str | Path, *, on_parent: bool = False) -> N
     if not verdict.passes or ruling.state != "passes" or as_path(report).exists():
         build_data_docs(report, [verdict])
     first, *others = lines_of(verdict)
-    say(first)
+    say(first, on_top=True)
     for line in others:
         (explain if ruling.state == "passes" else say)(line)
     for note in verdict.notes:
@@ -116,5 +116,5 @@ def publish(verdict: Verdict, path: str | Path, *, on_parent: bool = False) -> N
     key = f"{place.parent.parent.name}-{place.parent.name}-{place.stem}".lower()
     page = gate_address(verdict.subject, place.stem)
     description = f"{verdict.subject} {verdict.counts.words}"
-    publish_page(as_markdown(verdict, ruling, page), key=key, description=description, on_parent=on_parent)
+    publish_page(as_markdown(verdict, ruling, page), key=key, description=description)
     tell_of_gate(ruling.state, subject=verdict.subject, gate=place.stem, message=why_in_a_line(verdict), link=page)

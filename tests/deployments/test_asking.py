@@ -24,7 +24,20 @@ from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE
 from phasewise.trainer.base.decision import decision_path
 from phasewise.trainer.base.errors import ConfigError
 from tests.deployments.recipes import ASKING_STEPS, NOISE_FROM, NOISE_TO, SPIKING_STEPS
-from tests.deployments.up import FINAL, SECRET, WAIT_SECONDS, Up, ask, environment, final_state, processes, start_run, state_of, wait_for
+from tests.deployments.up import (
+    FINAL,
+    SECRET,
+    WAIT_SECONDS,
+    Up,
+    ask,
+    environment,
+    final_state,
+    logs_of,
+    processes,
+    start_run,
+    state_of,
+    wait_for,
+)
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging
 WORST = "by step 6 component medu_science_qa has been seen 0.02 times over (found 0.02 epochs of 379 rows; limit 0.001 epochs)"
@@ -89,6 +102,12 @@ def states(up: Up, run: str) -> list[dict[str, Any]]:
     return ask(up, f"flow_run_states/?flow_run_id={run}")
 
 
+def said_by(up: Up, run: str) -> list[str]:
+    """Our lines on the page of the run itself, without its subflows."""
+    found = ask(up, "logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC", "limit": 200})
+    return [line["message"] for line in found if line["name"] == "phasewise"]
+
+
 @pytest.fixture(scope="module")
 def asked(up: Up) -> Asked:
     with webhook() as (url, messages):
@@ -113,11 +132,13 @@ def test_people_are_told_that_a_phase_waits_and_its_run_has_the_page_of_the_verd
     [told] = asked.messages
     assert told["subject"] == "asking/proxy/kestrel waits for a person"
     assert WORST in told["body"]
-    wanted = {"flow_run_id": {"any_": [asked.run]}, "key": {"like_": "asking-%"}}
-    [page] = [page for page in ask(up, "artifacts/filter", {"artifacts": wanted}) if page["task_run_id"] is None]
-    assert page["key"] == "asking-proxy-kestrel-data"
+    wanted = {"flow_run_id": {"any_": [asked.run]}, "key": {"any_": ["asking-proxy-kestrel-data"]}}
+    [page] = ask(up, "artifacts/filter", {"artifacts": wanted})
     assert "**The phase waits for a person.** by step 6 component medu\\_science\\_qa" in page["data"]
     assert "| No component is repeated more often than the recipe allows. | 0.02 epochs of 379 rows | 0.001 epochs |" in page["data"]
+    said = said_by(up, asked.run)
+    assert re.fullmatch(r"page: http://127\.0\.0\.1:\d+/asking/proxy/kestrel", said[0])
+    assert any(line.startswith(f"asking/proxy/kestrel data failed: {WORST.partition(' (')[0]}") for line in said)  # a subflow said it
     with pytest.raises(ConfigError, match="the Prefect server has none"):
         register(up, "custom-webhook/nobody")
 
@@ -149,6 +170,14 @@ def test_a_phase_that_is_approved_is_trained_and_reported_with_the_name(asked: A
     assert (latest["approves"], latest["reason"], latest["who"], decided["before"]) == (True, "six steps do no harm", "Ada", [])
     assert metrics_steps(up, "asking") == list(range(1, ASKING_STEPS + 1))
     assert "Approved by Ada on " in (up.home / "reports" / "asking-proxy" / "report.html").read_text()
+    said = said_by(up, run)
+    for line in ("kestrel: trained to step 6", "kestrel: evaluates 2 benchmarks", "asking/proxy/kestrel model passed", "report: "):
+        assert any(one.startswith(line) for one in said), (line, said)
+    shown = {one["key"]: one["data"] for one in ask(up, "artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}})}
+    assert shown["asking-proxy-kestrel-progress"] == 100
+    keys = {f"asking-proxy-{name}" for name in ("page", "report", "kestrel-data", "kestrel-health", "kestrel-model", "kestrel-training")}
+    assert keys <= shown.keys()
+    assert any(line.startswith("evaluate: 1 of 2 benchmarks, now ") for line in logs_of(up, run))
 
 
 @pytest.mark.long
@@ -247,9 +276,7 @@ def catches_up(up: Up, run: str) -> None:
             return False
 
     def shown_steps() -> float:
-        children = ask(up, "task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}, "task_runs": {"name": {"like_": "train %"}}})
-        wanted = {"task_run_id": {"any_": [child["id"] for child in children]}, "type": {"any_": ["progress"]}}
-        found = ask(up, "artifacts/filter", {"artifacts": wanted})
+        found = ask(up, "artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}, "type": {"any_": ["progress"]}}})
         return max((float(one["data"]) for one in found), default=0.0) / 100 * 1_000_000
 
     wait_for(up, "that the server answers", answers)
