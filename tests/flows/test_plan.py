@@ -290,11 +290,11 @@ def written(folder: Path, *benchmarks: str) -> str:
     [
         (
             ("bananas",),
-            r"benchmarks: nothing knows the benchmark 'bananas': expected .*, found none. Near names: .*\. known are word_order, next_word",
+            r"benchmarks: nothing knows the benchmark 'bananas': expected .*, found none, did you mean .*\?\. known are word_order",
         ),
         (("next_word", "piqa"), "expected the number of examples in the prompt after a colon, as in piqa:0"),
         (("next_word", "piqa:07"), "expected the number"),
-        (("sciqq:0",), r"Near names: .*sciq"),
+        (("sciqq:0",), r"did you mean .*sciq"),
         (("truthfulqa_mc1:2",), "it has no split for examples, only truthfulqa_mc1:0 is possible"),
         (("wsc273:1",), "it has no split for examples, only wsc273:0 is possible"),
         (("humaneval:0",), "it runs programs that the model writes"),
