@@ -7,6 +7,7 @@ import pytest
 
 from phasewise.flows.recipes import load_record
 from phasewise.flows.show.describe import state_here
+from phasewise.flows.show.words import mixture_in_a_word
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import write_sealed
 from tests.flows.commands import Run
@@ -89,3 +90,15 @@ def test_a_verdict_within_other_limits_or_on_another_run_does_not_pass(tmp_path:
 def test_nothing_is_made_in_a_home_that_is_not_there(show: Show, tmp_path: Path):
     show("marin-8b", "--scale", "proxy", "--home", tmp_path / "none")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ([{"wiki_en": 60.0, "code": 40.0}], "wiki 60 %"),
+        ([{"wiki_en": 30.0, "wiki_de": 30.0, "code": 40.0}, {"wiki_en": 80.0, "code": 20.0}], "wiki 60 → 80 %"),
+        ([{"wiki": 60.0, "code": 40.0}, {"wiki": 60.2, "code": 39.8}, {"code": 90.0, "wiki": 10.0}], "wiki 60 % → code 90 %"),
+    ],
+)
+def test_a_mixture_is_named_by_its_largest_family_in_each_stage(stages: list[dict[str, float]], words: str):
+    assert mixture_in_a_word([[step, mixture] for step, mixture in enumerate(stages)]) == words
