@@ -137,7 +137,7 @@ def goodput(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE[/PHASE]")
+@target_argument()
 @scale_option
 @set_option
 @click.option("--at", "step", type=click.IntRange(min=0), metavar="STEP", help="Show the values in effect after STEP updates.")
