@@ -10,7 +10,7 @@ from phasewise.flows.recipes import split_target
 from phasewise.flows.recipes.assignments import Settings
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import resolve
-from phasewise.tasks.progress import explain, say
+from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import PhasewiseError
 
 
@@ -35,7 +35,7 @@ def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home
     wanted = resolved.recipe
     setups = setups_of([chosen] if chosen else wanted.phases)
     if not setups:
-        explain(f"{name}: on this machine, nothing to compile")
+        say(f"{name}: on this machine, nothing to compile")
         return
     from phasewise.tasks.preflight.launcher import preflight_setup  # it imports JAX
 
