@@ -14,7 +14,7 @@ CORE_BENCHMARKS = (
 """The published run's benchmarks: name in lm-eval and number of examples in the prompt."""
 WITH_MMLU = (*CORE_BENCHMARKS, "mmlu:0", "mmlu:5")
 KNOWN = (
-    f"known are {', '.join(MADE_BENCHMARKS)}, made from held-out text, needles hidden in it with their length, such as niah:4096, and "
+    f"Known are {', '.join(MADE_BENCHMARKS)}, made from held-out text, needles hidden in it with their length, such as niah:4096, and "
     "lm-eval's or those of evaluation.include with their examples, such as arc_easy:10"
 )
 
@@ -39,7 +39,7 @@ def checked_names(benchmarks: tuple[str, ...], info: ValidationInfo) -> tuple[st
             continue
         reason = _reason_against(label, info.data.get("include"))
         if reason:
-            raise ValueError(f"nothing knows the benchmark {label!r}: {reason}. {KNOWN}")
+            raise ValueError(f"nothing knows the benchmark {label!r}: {reason}{'' if reason.endswith('?') else '.'} {KNOWN}")
     for name in needles_of(benchmarks):
         if (needle_length(name) or 0) < MIN_LENGTH:
             raise ValueError(f"{name!r}: expected the tokens of its text after a colon, {MIN_LENGTH} or more, as in niah:4096. {KNOWN}")

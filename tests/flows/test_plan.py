@@ -290,7 +290,7 @@ def written(folder: Path, *benchmarks: str) -> str:
     [
         (
             ("bananas",),
-            r"benchmarks: nothing knows the benchmark 'bananas': expected .*, found none, did you mean .*\?\. known are word_order",
+            r"benchmarks: nothing knows the benchmark 'bananas': expected .*, found none, did you mean .*\? Known are word_order",
         ),
         (("next_word", "piqa"), "expected the number of examples in the prompt after a colon, as in piqa:0"),
         (("next_word", "piqa:07"), "expected the number"),
