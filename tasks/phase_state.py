@@ -7,7 +7,6 @@ compare the times of files. A home on a store has one lease with a heartbeat for
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
@@ -103,8 +102,8 @@ _signed: set[Path] = set()
 
 
 def _sign() -> None:
-    while True:
-        time.sleep(SIGN_SECONDS)
+    pause = threading.Event()
+    while not pause.wait(SIGN_SECONDS):
         for path in tuple(_signed):
             with suppress(OSError):
                 os.utime(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from phasewise.tasks.home import Home
-from phasewise.tasks.validation import index_store
+from phasewise.tasks.validation import evidence_keys
 from phasewise.tasks.validation.evidence_keys import index_store as place_of
 from phasewise.tasks.validation.index_store import index_of_folder, open_index
 from phasewise.trainer.base.errors import ConfigError, StorageError
@@ -26,7 +26,7 @@ def test_it_is_built_once_for_the_same_items_and_code(benchmarks: Path, tmp_path
     one_file = index_of_folder(str(test), tmp_path / "store")
     assert one_file != folders[0]
     assert builds == [60, 60, 60]
-    monkeypatch.setattr(index_store, "leakage_version", lambda: "another")
+    monkeypatch.setattr(evidence_keys, "leakage_version", lambda: "another")
     assert index_of_folder(str(test), tmp_path / "store") != one_file
     assert {path.name for path in (tmp_path / "store").iterdir() if path.is_dir()} >= {folders[0].name, one_file.name}
 
