@@ -364,8 +364,11 @@ class QueuedRun(NamedTuple):
     id: str = ""
 
 
+EVERY_PHASE = "*"
+
+
 class RunForm(NamedTuple):
-    """A deployment that trains phases of a recipe. `phase` is empty if its form asks for one."""
+    """A deployment that trains a recipe or its phases. `phase` is empty if its form asks for one, and `*` for the whole recipe."""
 
     recipe: str
     scale: str
@@ -388,10 +391,13 @@ def queued_runs(home: Home) -> list[QueuedRun]:
 
 
 def run_forms(home: Home) -> list[RunForm]:
-    """Return the deployments that train a phase, from the server as in `queued_runs`."""
-    wanted = {"flows": {"name": {"any_": ["train-phase"]}}}
-    parameters = [(given["parameters"], given["id"]) for given in _read(home, "deployments/filter", wanted)]
-    return [RunForm(given.get("recipe", ""), given.get("scale", "proxy"), given.get("phase") or "", name) for given, name in parameters]
+    """Return the deployments that train a phase or a recipe, from the server as in `queued_runs`."""
+    forms: list[RunForm] = []
+    for found in _read(home, "deployments/filter", {"flows": {"name": {"any_": ["train-phase", "train-recipe"]}}}):
+        given, is_whole = found["parameters"], (found["entrypoint"] or "").endswith("train_recipe")
+        phase = EVERY_PHASE if is_whole else given.get("phase") or ""
+        forms.append(RunForm(given.get("recipe", ""), given.get("scale", "proxy"), phase, found["id"]))
+    return forms
 
 
 def _read(home: Home, path: str, wanted: dict[str, Any]) -> list[dict[str, Any]]:

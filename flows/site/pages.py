@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from phasewise.flows.prefect.server import EVERY_PHASE
 from phasewise.flows.show.difference import cell_of, fields_of
 from phasewise.flows.site.address import GATES, Gate, Links, PhaseAddress
 from phasewise.flows.site.documents import advice_of, pairs_of, text_page
@@ -91,6 +92,7 @@ def recipe_page(site: Site, links: Links, found: Set) -> str:
         tree=_tree(links, begun, states),
         whole_tree=_tree(links, phases, states) if len(begun) < len(phases) else None,
         holds=site.holds(found),
+        forms=site.forms_of(found, EVERY_PHASE) if site.prefect else None,
         plans={files.address.phase: site.plan(found, files.address.phase) for files in phases},
         worst=worst,
         has_report=(report / "report.html").exists(),

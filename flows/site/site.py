@@ -228,7 +228,7 @@ class Site:
         return f"{self.prefect}/v2/{path}" + (f"?{asked}" if asked else "")
 
     def forms_of(self, found: Set, phase: str) -> tuple[str, str] | None:
-        """Return the URLs of Prefect's form for a run of the phase and of its deployment, or None without a deployment."""
+        """Return the URLs of Prefect's form for a run of the phase, or of `EVERY_PHASE`, and of the deployment. None if there is none."""
         for form in self._forms[1]:
             branches = [one.name for one in found.recipe.phases if one.branch] if found.recipe else []
             is_asked = not form.phase and phase in branches  # the form of the branches asks for one

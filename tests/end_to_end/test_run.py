@@ -17,7 +17,7 @@ from experiments.survival.in_turn import InTurn
 from experiments.survival.runs import Finished, Start, complete, kill_when, trained_files, wait_until, with_limits
 from phasewise.flows.cli.gc import collect_garbage
 from phasewise.flows.cli.status import describe
-from phasewise.flows.prefect.server import OwnServer, queued_runs
+from phasewise.flows.prefect.server import EVERY_PHASE, OwnServer, queued_runs
 from phasewise.flows.site.shelf import Shelf
 from phasewise.flows.site.site import Site
 from phasewise.flows.train_phase import train_phase
@@ -72,6 +72,8 @@ def test_the_page_shows_a_due_run_as_queued_and_its_child_as_waiting(
             run = client.create_flow_run(train_phase, parameters=parameters, name=f"due {parameters['phase']}", state=state)
         fixed = {"recipe": str(recipe_file), "scale": "proxy", "phase": "ocelot"}
         form = client.create_deployment(run.flow_id, "tiny-ocelot", parameters=fixed, tags=["test of the page"])
+        of_recipe, entrypoint = {"recipe": str(recipe_file), "scale": "proxy"}, "phasewise.flows.train_recipe.train_recipe"
+        whole = client.create_deployment(run.flow_id, "tiny", parameters=of_recipe, entrypoint=entrypoint, tags=["test of the page"])
     assert [(run.phase, run.name) for run in queued_runs(home)] == [("kestrel", "due kestrel")]
     site = Site(Shelf(home, [str(recipe_file)]))
     found = site.shelf.find("tiny", "proxy")
@@ -92,6 +94,10 @@ def test_the_page_shows_a_due_run_as_queued_and_its_child_as_waiting(
         f"http://here/v2/deployments/deployment/{form}",
     )
     assert site.forms_of(found, "kestrel") is None
+    assert site.forms_of(found, EVERY_PHASE) == (
+        f"http://here/v2/deployments/deployment/{whole}/run",
+        f"http://here/v2/deployments/deployment/{whole}",
+    )
 
 
 def test_each_change_has_done_again_what_rests_on_it_and_nothing_else(
