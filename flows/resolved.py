@@ -209,7 +209,9 @@ class Resolved:
 
         Raises ConfigError if another process has the lock. Raises TakenOver or StorageError as `Home.kept`.
         """
-        with self.home.held(what, on_wait=on_wait), self.home.kept(self.recipe.run_name):
+        queues = tuple(queues)
+        names = tuple(f"{self.recipe.run_name}/{phase.name}" for phase in queues)
+        with self.home.held(what, queues=names, on_wait=on_wait), self.home.kept(self.recipe.run_name):
             for phase in queues:
                 enter_stage(self.home, self.recipe.run_name, phase.name, State.QUEUED)
             self.note_origin()

@@ -90,9 +90,11 @@ class Home:
         except Exception as error:  # stores and credentials have different error types
             raise _refusal(self.root, "written", error) from None
 
-    def held(self, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> AbstractContextManager[None]:
+    def held(
+        self, what: str, *, queues: tuple[str, ...] = (), on_wait: Callable[[Holder], None] | None = None
+    ) -> AbstractContextManager[None]:
         """Hold the home for one run, with the arguments of `tasks.locks.holding`. On a store the call does not wait (`tasks.locks`)."""
-        return holding(self.run_lock, what, on_wait=on_wait)
+        return holding(self.run_lock, what, queues=queues, on_wait=on_wait)
 
     def kept(self, run_name: str) -> AbstractContextManager[None]:
         """Commit the work on a recipe to the store within the context (`tasks.store.publisher.keeping`). A local home needs no commits."""

@@ -45,13 +45,17 @@ StillHeld = Callable[[], bool]
 
 
 class Holder(Frozen):
-    """A process that holds a lock: its work (`phasewise run marin-8b`), and its address if it is a server."""
+    """A process that holds a lock: its work (`phasewise run marin-8b`), and its address if it is a server.
+
+    `queues`: the phases of a run, as RUN/PHASE. They are queued as soon as the lock names them, before the first stage is written.
+    """
 
     what: str
     pid: int
     since: str
     url: str | None = None
     process: str = ""
+    queues: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.what} (process {self.pid}, since {self.since})"
@@ -66,8 +70,10 @@ class AlreadyHeld(ConfigError):
 
 
 @contextmanager
-def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
-    """Hold the lock at `place`, unless this process holds it already. `what` and `url` describe this process to other processes.
+def holding(
+    place: Path, what: str, *, url: str | None = None, queues: tuple[str, ...] = (), on_wait: Callable[[Holder], None] | None = None
+) -> Iterator[None]:
+    """Hold the lock at `place`, unless this process holds it already. `what`, `url` and `queues` describe it to others, as in `Holder`.
 
     `on_wait` is called once per other holder before waiting. Without `on_wait` a held lock raises `AlreadyHeld`. A lock on a store has no
     description, and a held one raises `ConfigError`.
@@ -93,7 +99,7 @@ def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable
             since = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
             file.seek(0)
             file.truncate()
-            json.dump(Holder(what=what, pid=os.getpid(), since=since, url=url, process=PROCESS).model_dump(), file)
+            json.dump(Holder(what=what, pid=os.getpid(), since=since, url=url, process=PROCESS, queues=queues).model_dump(), file)
             file.flush()
         else:
             stack.enter_context(held(place, wait=False))

@@ -221,9 +221,13 @@ def read_work(home: Home, run_name: str, phase: str) -> Work:
         holder = holder_of(home.stage(run_name, phase).with_suffix(LOCK_SUFFIX)) if home.is_local else None
         process = (holder.process if holder else None) if home.is_local else lease_holder(home.run_lock)
         is_held = process is not None
-        if process is None and stage is not None and stage.state is not None:  # the holder of the home may not have reached the phase
-            holder = holder_of(home.run_lock) if home.is_local else None
-            process = holder.process if holder else None
+        if process is None and home.is_local and (holder := holder_of(home.run_lock)):  # it may not have reached the phase
+            if stage is not None and stage.state is not None:
+                process = holder.process
+            if f"{run_name}/{phase}" in holder.queues and (stage is None or stage.process != holder.process):
+                now = datetime.now(UTC).isoformat(timespec="milliseconds")
+                queued = Stage(state=State.QUEUED, since=now, host=socket.gethostname(), pid=holder.pid, process=holder.process)
+                return Work(queued, True, is_held)
         again = read_stage(home, run_name, phase)
         if again == stage:
             return Work(stage, stage is not None and process == stage.process, is_held)

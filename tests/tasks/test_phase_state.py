@@ -41,7 +41,7 @@ WORKER = """if True:
     from phasewise.tasks.home import Home
     from phasewise.tasks.phase_state import State, enter_stage, working
     home, held = Home.at(sys.argv[1]), sys.argv[2]
-    with home.held("a run") if held == "home" else working(home, "tiny-proxy", "kestrel", "a flow"):
+    with home.held("a run", queues=tuple(sys.argv[3:])) if held == "home" else working(home, "tiny-proxy", "kestrel", "a flow"):
         print("held", flush=True)
         for word in map(str.strip, sys.stdin):
             enter_stage(home, "tiny-proxy", "kestrel", State(word))
@@ -124,6 +124,19 @@ def test_a_live_process_decides_the_state_until_it_is_killed(home: Home) -> None
     stages = read_stages(home.stage_log(RUN, PHASE))
     assert [one.state for one in stages[-5:]] == [State.TRAINING, None, State.CHECKING_DATA, None, State.PREPARING]
     assert [one.why for one in stages if one.state is None] == [CUT_SHORT] * 2, "the next process ends the stages of a killed one"
+
+
+def test_a_run_queues_its_phases_with_the_lock_of_the_home(home: Home) -> None:
+    with worker(WORKER, home.root, "phase") as flow:
+        flow.enters(State.TRAINING)
+    with worker(WORKER, home.root, "home", f"{RUN}/another"):
+        assert now(home).state == State.INTERRUPTED
+    with worker(WORKER, home.root, "home", f"{RUN}/another", f"{RUN}/{PHASE}") as run:
+        assert now(home).state == State.QUEUED, "the run did not write a stage yet"
+        assert now(home, State.DONE).state == State.DONE
+        run.enters(State.TRAINING)
+        assert now(home).state == State.TRAINING
+    assert now(home).state == State.INTERRUPTED
 
 
 def test_the_log_has_each_stage_from_the_submission_to_the_end_of_the_work(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
