@@ -192,8 +192,10 @@ def read_goodput(home: Home, run_name: str, phase: str) -> Goodput | None:
         parts.pop("away", None)  # the log has this time
         attempts = filter(None, (*read_attempts(folder), read_open_attempt(folder)))
         staged = _staged_seconds(stages, next((one.started_at for one in attempts), 0.0))
-        wall_seconds = sum(staged.values())
-        parts["process"] += max(0.0, staged.pop(State.TRAINING, 0.0) - sum(parts.values()))
+        rest = staged.get(State.TRAINING, 0.0) - sum(parts.values())  # negative if the training is older than the log
+        wall_seconds = sum(staged.values()) + max(0.0, -rest)
+        staged.pop(State.TRAINING, None)
+        parts["process"] += max(0.0, rest)
         for state, seconds in staged.items():
             parts[state] += seconds
     elif not spent:

@@ -172,6 +172,12 @@ def test_an_archived_training_is_not_in_the_goodput_of_the_next(tmp_path: Path):
     assert found == {"preparation": 1.0, "productive": 18.0, "startup": 2.0, "checks": 4.0, "evaluation": 8.0}
 
 
+def test_a_training_that_is_older_than_the_log_is_part_of_the_wall_time(tmp_path: Path):
+    judged = [(9000, State.CHECKING_DATA), (9001, State.TRAINING), (9002, State.EVALUATING), (9012, None)]
+    found = goodput_of(tmp_path, [judged], [ATTEMPTS[0]])
+    assert found == {"compilation": 5.0, "productive": 20.0, "data loading": 2.0, "startup": 2.0, "checks": 1.0, "evaluation": 10.0}
+
+
 def test_a_home_without_a_log_has_the_goodput_of_its_training(tmp_path: Path):
     assert read_goodput(Home(tmp_path), "r", "p") is None
     found = goodput_of(tmp_path, [], [ATTEMPTS[0]])
