@@ -210,7 +210,7 @@ class Resolved:
         Raises ConfigError if another process has the lock. Raises TakenOver or StorageError as `Home.kept`.
         """
         queues = tuple(queues)
-        names = tuple(f"{self.recipe.run_name}/{phase.name}" for phase in queues)
+        names = tuple(self.home.stage(self.recipe.run_name, phase.name).relative_to(self.home.root).as_posix() for phase in queues)
         with self.home.held(what, queues=names, on_wait=on_wait), self.home.kept(self.recipe.run_name):
             for phase in queues:
                 enter_stage(self.home, self.recipe.run_name, phase.name, State.QUEUED)

@@ -47,7 +47,7 @@ StillHeld = Callable[[], bool]
 class Holder(Frozen):
     """A process that holds a lock: its work (`phasewise run marin-8b`), and its address if it is a server.
 
-    `queues`: the phases of a run, as RUN/PHASE. They are queued as soon as the lock names them, before the first stage is written.
+    `queues`: the stage files of a run's phases, relative to the home. The phases are queued before the first stage is written.
     """
 
     what: str

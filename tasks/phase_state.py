@@ -224,7 +224,8 @@ def read_work(home: Home, run_name: str, phase: str) -> Work:
         if process is None and home.is_local and (holder := holder_of(home.run_lock)):  # it may not have reached the phase
             if stage is not None and stage.state is not None:
                 process = holder.process
-            if f"{run_name}/{phase}" in holder.queues and (stage is None or stage.process != holder.process):
+            name = home.stage(run_name, phase).relative_to(home.root).as_posix()
+            if name in holder.queues and (stage is None or stage.process != holder.process):
                 now = datetime.now(UTC).isoformat(timespec="milliseconds")
                 queued = Stage(state=State.QUEUED, since=now, host=socket.gethostname(), pid=holder.pid, process=holder.process)
                 return Work(queued, True, is_held)

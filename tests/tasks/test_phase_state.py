@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -127,11 +128,13 @@ def test_a_live_process_decides_the_state_until_it_is_killed(home: Home) -> None
 
 
 def test_a_run_queues_its_phases_with_the_lock_of_the_home(home: Home) -> None:
+    trial, *others = (f"stages/{RUN}/{name}.json" for name in ("kestrel-trial", "another", PHASE))
     with worker(WORKER, home.root, "phase") as flow:
         flow.enters(State.TRAINING)
-    with worker(WORKER, home.root, "home", f"{RUN}/another"):
+    with worker(WORKER, home.root, "home", trial):
         assert now(home).state == State.INTERRUPTED
-    with worker(WORKER, home.root, "home", f"{RUN}/another", f"{RUN}/{PHASE}") as run:
+        assert now(replace(home, trials=((PHASE, "kestrel-trial"),))).state == State.QUEUED
+    with worker(WORKER, home.root, "home", *others) as run:
         assert now(home).state == State.QUEUED, "the run did not write a stage yet"
         assert now(home, State.DONE).state == State.DONE
         run.enters(State.TRAINING)
