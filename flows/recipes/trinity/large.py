@@ -19,6 +19,7 @@ from phasewise.flows.recipes.trinity.settings import (
     context_extension,
     evaluated,
     gates,
+    instruction,
     muon,
     steps_for,
     trinity,
@@ -128,7 +129,8 @@ FIRST_RUNS = PHASE_1.but(
     stability=stability(z_loss=None),
 )
 
-PHASES = with_facts("trinity-large", (PHASE_1, PHASE_2, PHASE_3, CONTEXT_EXTENSION, PHASE_3_WITHOUT_BUFFER, FIRST_RUNS))
+SFT = instruction(CONTEXT_EXTENSION, peak=PEAK)
+PHASES = with_facts("trinity-large", (PHASE_1, PHASE_2, PHASE_3, CONTEXT_EXTENSION, SFT, PHASE_3_WITHOUT_BUFFER, FIRST_RUNS))
 
 TRINITY_LARGE = Recipe(
     name="trinity-large",

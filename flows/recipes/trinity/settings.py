@@ -1,4 +1,4 @@
-"""Settings that the three Trinity models share, and their context extension."""
+"""Settings that the three Trinity models share, their context extension and their fine-tuning."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,9 @@ from phasewise.flows.recipes.benchmarks import WITH_MMLU
 from phasewise.flows.recipes.phase import Change, EvaluationSettings, Gates, Phase, continued
 from phasewise.flows.recipes.recipe import Tokenizer
 from phasewise.flows.recipes.trinity.mixtures import LONG_MIXTURE
+from phasewise.flows.recipes.words import linear
 from phasewise.trainer.config import DataOrder, LearningRateSegment, ModelConfig, Muon, always
+from phasewise.validations.limits import PackingLimits
 
 TRILLION = 10**12
 TOKENIZER = Tokenizer(name="arcee-ai/Trinity-Large-Base", vocab_size=200_192)
@@ -86,4 +88,36 @@ def context_extension(
         order=parent.order.but(first_step=parent.stop_step),
         evaluation=parent.evaluation.but(benchmarks=(*parent.evaluation.benchmarks, f"niah:{seq_len}")),
         gates=gates(max_increase_bits_per_byte=0.05),  # the rate rises again, or the text changes
+    )
+
+
+def instruction(parent: Phase, *, peak: float) -> Phase:
+    """Supervised fine-tuning (report, §4): conversations of up to 64 K tokens, packed greedily, with a loss on answers only.
+
+    `peak`: the peak learning rate of pre-training.
+    """
+    start, stop = parent.stop_step, parent.stop_step + 10_000
+    top, rate = start + int(0.03 * 10_000), 0.1 * peak
+    changes: tuple[Change, ...] = ("learning_rate",) if parent.learning_rate[-1].end else ()
+    return continued(
+        parent,
+        name="sft",
+        stop_step=stop,
+        fresh=("optimizer",),
+        declares=(*changes, "batch", "schedule", "optimizer_state", "mixture", "order", "packing", "loss_on", "seq_len"),
+        branch=True,
+        model=parent.model.but(seq_len=65_536),
+        learning_rate=(linear(start, top, 0.0, rate), linear(top, stop, rate, 0.0)),
+        batch=always(64),
+        mixture=always({"instruction_trinity": 100.0}),
+        order=parent.order.but(first_step=start, buffer_documents=None),
+        packing="greedy",
+        loss_on="answers",
+        evaluation=evaluated(),
+        gates=gates(
+            max_increase_bits_per_byte=0.5,
+            max_epochs=None,
+            packing=PackingLimits(min_counted_percent=1.0, max_cut_percent=25.0),
+            min_answer_gain_nats=0.0,
+        ),
     )

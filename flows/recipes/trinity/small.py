@@ -1,4 +1,4 @@
-"""Trinity Nano and Mini: three phases of 7, 1.8 and 1.2 T tokens, and the context extension.
+"""Trinity Nano and Mini: three phases of 7, 1.8 and 1.2 T tokens, the context extension, and the fine-tuning as a branch.
 
 Nano has 6.12 B parameters, 1.02 B of them active per token. Mini has 26.1 B, 3.47 B of them active. Values come from the Trinity Large
 report. `trinity.yaml` names the source of each value, and lists choices of this project: `phasewise show trinity-mini --notes`,
@@ -19,6 +19,7 @@ from phasewise.flows.recipes.trinity.settings import (
     context_extension,
     evaluated,
     gates,
+    instruction,
     muon,
     steps_for,
     trinity,
@@ -26,7 +27,6 @@ from phasewise.flows.recipes.trinity.settings import (
 from phasewise.flows.recipes.waivers import accepted_without_cooldown
 from phasewise.flows.recipes.words import constant, linear, stability
 from phasewise.trainer.config import CheckpointPolicy, Experts, ModelConfig, SignBalancing, always
-from phasewise.validations.limits import PackingLimits
 
 # 10 T tokens in batches of 4,096 and, after phase 1, 8,192 sequences of 4,096 tokens.
 #   phase 1   7.0 T / 16,777,216 tokens a step = 417,233 steps
@@ -125,38 +125,9 @@ def small_phases(model: ModelConfig, *, long_seq_len: int) -> tuple[Phase, ...]:
     top, end = END_3 + round(0.1 * steps), END_3 + steps
     rates = (linear(END_3, top, 0.0, 0.1 * PEAK), linear(top, end, 0.1 * PEAK, 0.0))
     extension = context_extension(phase_3, seq_len=long_seq_len, learning_rate=rates, declares=("schedule",))
-    return phase_1, phase_2, phase_3, extension, from_buffers
+    return phase_1, phase_2, phase_3, extension, instruction(extension, peak=PEAK), from_buffers
 
 
-def instruction(parent: Phase) -> Phase:
-    """Supervised fine-tuning (report, §4): conversations of up to 64 K tokens, packed greedily, with a loss on answers only."""
-    start, stop = parent.stop_step, parent.stop_step + 10_000
-    top, rate = start + int(0.03 * 10_000), 0.1 * PEAK
-    return continued(
-        parent,
-        name="sft",
-        stop_step=stop,
-        fresh=("optimizer",),
-        declares=("batch", "schedule", "optimizer_state", "mixture", "order", "packing", "loss_on", "seq_len"),
-        branch=True,
-        model=parent.model.but(seq_len=65_536),
-        learning_rate=(linear(start, top, 0.0, rate), linear(top, stop, rate, 0.0)),
-        batch=always(64),
-        mixture=always({"instruction_trinity": 100.0}),
-        order=parent.order.but(first_step=start, buffer_documents=None),
-        packing="greedy",
-        loss_on="answers",
-        evaluation=evaluated(),
-        gates=gates(
-            max_increase_bits_per_byte=0.5,
-            max_epochs=None,
-            packing=PackingLimits(min_counted_percent=1.0, max_cut_percent=25.0),
-            min_answer_gain_nats=0.0,
-        ),
-    )
-
-
-*NANO_PHASES, NANO_FROM_BUFFERS = small_phases(NANO, long_seq_len=262_144)
 TRINITY_NANO, TRINITY_MINI = (
     Recipe(
         name=name,
@@ -167,7 +138,7 @@ TRINITY_NANO, TRINITY_MINI = (
         length_bias=LENGTH_BIAS,
     )
     for name, phases in (
-        ("trinity-nano", (*NANO_PHASES, instruction(NANO_PHASES[-1]), NANO_FROM_BUFFERS)),
+        ("trinity-nano", small_phases(NANO, long_seq_len=262_144)),
         ("trinity-mini", small_phases(MINI, long_seq_len=131_072)),
     )
 )
