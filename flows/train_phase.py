@@ -21,7 +21,7 @@ from phasewise.flows.status.recipe_status import why_no_report
 from phasewise.flows.status.retraining import check_ancestors_hold, check_ancestors_passed, check_replaced, check_verdicts, find_replaced
 from phasewise.flows.status.summary import phase_summary, write_recipe_report
 from phasewise.flows.validate_data import validate_data
-from phasewise.tasks.evaluation.settings import needles_of
+from phasewise.tasks.evaluation.settings import needles_of, own_text_key
 from phasewise.tasks.phase_state import State
 from phasewise.tasks.progress import explain, say
 from phasewise.tasks.training.attempts import PlannedSegment
@@ -31,13 +31,15 @@ from phasewise.tasks.training.run_identity import last_saved_step, note_changed_
 from phasewise.tasks.training.task import train
 from phasewise.tasks.validation.task import ask_about_training, health_gate
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TrainingDiverged, VerdictError, WaitsForPerson
-from phasewise.trainer.config import Execution
+from phasewise.trainer.base.identity import digest_of_file, digest_of_json
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.config import Execution, RunConfig
 from phasewise.validations.waivers import accepted_in
 
 
 def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[PlannedSegment, ...]:
     """The run of a phase with the execution of each of its slices, in order. Logs the hardware, and changes of an earlier plan."""
-    run, machine = resolved.run(phase), machine_here()
+    run, machine = with_own_text(resolved.run(phase), resolved, phase), machine_here()
     slices: list[tuple[int, str]] = []
     for step, name in phase.slice.within(phase.start_step, phase.stop_step):
         if not slices or slices[-1][1] != name:
@@ -59,6 +61,23 @@ def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[PlannedSegment, ..
     saved = last_saved_step(run)
     note_changed_plan(next(one.run for one in found if saved is None or saved < one.run.last_step or one is found[-1]))
     return found
+
+
+def with_own_text(run: RunConfig, resolved: Resolved, phase: Phase) -> RunConfig:
+    """The run with the rows of `evaluation.held_out`, which are written once per text, tokenizer and row length."""
+    url, evaluation, tokenizer = phase.evaluation.held_out, run.evaluation, resolved.plan.tokenizer
+    if url is None or evaluation is None:
+        return run
+    key = digest_of_json([own_text_key(url), digest_of_file(tokenizer), run.model.seq_len, evaluation.sequences])
+    path = resolved.home.root / "texts" / f"{key[:16]}.npz"
+    if not path.exists():
+        from phasewise.tasks.data.tokenizer import load_tokenizer, special_tokens
+        from phasewise.tasks.evaluation.corpus_fit import Corpus, write_rows
+
+        read = load_tokenizer(tokenizer)
+        begin = special_tokens(read, tokenizer).before
+        write_rows(Corpus(as_path(url).expanduser()), read, begin, path, seq_len=run.model.seq_len, rows=evaluation.sequences)
+    return run.but(evaluation=evaluation.but(own_text=str(path)))
 
 
 def plan_of(resolved: Resolved, phase: Phase, slice_name: str) -> Execution | None:

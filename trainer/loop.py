@@ -104,6 +104,7 @@ def build_evaluate(
         return sums.cross_entropy / sums.tokens
 
     compiled = jax.jit(on_mesh(mean_loss, mesh))
+    own = np.load(evaluation.own_text) if evaluation.own_text else None
 
     def evaluate(params: Params, ema: Params | None) -> Row:
         losses = [
@@ -118,6 +119,14 @@ def build_evaluate(
             row |= {f"{name}/{component}": float(loss) for component, loss in by_component.items()}
         if ema is not None:
             row["ema_gap"] = row["eval_loss"] - row["ema_eval_loss"]
+        if own is not None:
+            predicted, text_bytes = own["predicted"], own["text_bytes"]
+            segments = np.ones_like(own["tokens"])
+            means = [compiled(params, *one) for one in zip(own["tokens"], segments, predicted, strict=True)]
+            bits = np.array(jax.device_get(means)) * predicted.sum(axis=(1, 2)) / np.log(2)
+            row["own_text_bits_per_byte"] = float(np.mean(bits / text_bytes))
+            row["own_text_bits_per_byte_micro"] = float(bits.sum() / text_bytes.sum())
+            row |= {f"own_text_bits_per_byte/{name}": float(one) for name, one in zip(own["names"], bits / text_bytes, strict=True)}
         return row
 
     return evaluate

@@ -45,6 +45,7 @@ _WHILE_ON = "while on"
 _IN_PHASE = "phases with this clip or with skip-step at any step"
 _AT_EVALUATIONS = "every `evaluation.every_steps` steps and at the phase's end"
 _WITH_AVERAGE = "at evaluations with a moving average"
+_WITH_OWN_TEXT = "at evaluations with `evaluation.held_out`"
 _FULL_WINDOW = "with enough values in the window"
 
 
@@ -94,6 +95,9 @@ TABLE: tuple[Metric, ...] = (
     Metric("mixture/COMPONENT", "percent", "share in the mixture", "first update of a mixture and of the phase"),
     Metric("eval_loss", "nats per token", "loss on held-out text after the update, mean over components", _AT_EVALUATIONS),
     Metric("eval_loss/COMPONENT", "nats per token", "per component", _AT_EVALUATIONS),
+    Metric("own_text_bits_per_byte", "bits per byte", "fit to `evaluation.held_out`, mean over its subsets (macro)", _WITH_OWN_TEXT),
+    Metric("own_text_bits_per_byte_micro", "bits per byte", "fit to `evaluation.held_out`, weighted by bytes", _WITH_OWN_TEXT),
+    Metric("own_text_bits_per_byte/COMPONENT", "bits per byte", "per subset of `evaluation.held_out`", _WITH_OWN_TEXT),
     Metric("ema_eval_loss", "nats per token", "loss of the moving average of the weights on held-out text", _WITH_AVERAGE),
     Metric("ema_eval_loss/COMPONENT", "nats per token", "per component", _WITH_AVERAGE),
     Metric("ema_gap", "nats per token", "`eval_loss` - `ema_eval_loss`", _WITH_AVERAGE),

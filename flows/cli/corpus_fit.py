@@ -1,9 +1,10 @@
 """`phasewise evaluate --text` and `--held-out`: corpus fit of a phase's checkpoint, or of any checkpoint."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from phasewise.flows.cli.terminal import print_table
@@ -17,7 +18,6 @@ from phasewise.trainer.base.wording import decimal, plural
 from phasewise.trainer.config import RunConfig
 
 if TYPE_CHECKING:
-    from phasewise.tasks.evaluation.corpus_fit import CorpusFit
     from phasewise.tasks.evaluation.model_loading import Opened
 
 ODD = {
@@ -28,102 +28,164 @@ ODD = {
 """Count of unusual documents in a subset → note for readers."""
 
 
+class Subject(NamedTuple):
+    """A model to measure. `resolved`, `phase` and `run` are None for a folder."""
+
+    opened: "Opened"
+    params_digest: str
+    resolved: Resolved | None = None
+    phase: Phase | None = None
+    run: RunConfig | None = None
+
+
 def fit_target(
-    target: str, scale: Scale | None, home: str | None, *, text: str | None = None, text_key: str = "text", tokenizer: str | None = None
+    target: str,
+    scale: Scale | None,
+    home: str | None,
+    *,
+    text: str | None = None,
+    text_key: str = "text",
+    tokenizer: str | None = None,
+    against: str | None = None,
 ) -> dict[str, Any]:
     """Measure the corpus fit of the last weights and of their moving average, if the checkpoint has it.
 
-    `target`: `RECIPE/PHASE`, or the folder of a checkpoint or of a Hugging Face model. `text`: a folder or a file. None measures the
-    held-out documents of the phase. `tokenizer`: the `tokenizer.json` of a checkpoint outside its home.
+    `target`: `RECIPE/PHASE`, or the folder of a checkpoint or of a Hugging Face model. `text`: a folder, a file or the name of a public
+    text such as `paloma`. None measures the held-out documents of the phase. `tokenizer`: the `tokenizer.json` of a checkpoint outside its
+    home. `against`: another target, whose last weights are compared token by token.
     """
-    name, named = split_target(target)
-    if named is None and name not in NAMES and Path(target).is_dir():
-        if text is None:
-            raise ConfigError(f"--held-out needs RECIPE/PHASE, whose held-out documents it measures, found the folder {target}.")
-        from phasewise.tasks.evaluation.model_loading import open_folder
-        from phasewise.trainer.state import params_digest
-
-        opened, of_phase = open_folder(Path(target), Path(tokenizer) if tokenizer else None), {}
-        digest = params_digest(opened.weights["last"])
-        measured, subsets, about = _fit_text(opened, text, text_key)
-    else:
-        if tokenizer is not None:
-            raise ConfigError(f"--tokenizer is for the folder of a checkpoint: {target} has its own tokenizer. Leave it out.")
-        resolved, found = resolve(target, scale_of(target, scale), home, reads_only=True, has_weights=True)
-        phase = named_phase(resolved, found, "evaluate")
-        run, result = trained_run(resolved, phase)
-        from phasewise.tasks.evaluation.model_loading import open_weights
-        from phasewise.trainer.state import params_digest
-
-        opened = open_weights(Path(result["checkpoint"]), run.model, resolved.plan.tokenizer, has_average=run.keeps_average)
-        expected, digest = result["params_digest"], params_digest(opened.weights["last"])
-        if digest != expected:
-            raise CheckpointError(
-                f"{opened.checkpoint} holds other weights than the phase's result names: expected {expected[:12]}, found {digest[:12]}. "
-                "Train the phase again."
-            )
-        of_phase = {"phase": phase.name}
-        measured, subsets, about = _fit_held_out(opened, resolved, phase, run) if text is None else _fit_text(opened, text, text_key)
+    subject = _open(target, scale, home, tokenizer, needs_phase=text is None)
+    opened, resolved, phase = subject.opened, subject.resolved, subject.phase
     seq_len = opened.config.seq_len
-    return {
-        **of_phase,
+    about: dict[str, Any] = {
+        **({"phase": phase.name} if phase else {}),
         "checkpoint": str(opened.checkpoint),
-        "params_digest": digest,
+        "params_digest": subject.params_digest,
         "weights": "last",
-        "measured_weights": list(opened.weights),
         "tokenizer_digest": opened.tokenizer_digest,
         "windows": {"kind": "rolling", "window_tokens": seq_len, "stride_tokens": seq_len, "begin": "given", "end": "not predicted"},
         "results": [],
+    }
+    from phasewise.tasks.evaluation.corpus_fit import Corpus, TokenizedText, measure_fit, tokenize
+
+    text_bytes: dict[str, int] | None = None
+    corpus: Corpus | None = None
+    documents: dict[str, int] = {}
+    digests: dict[str, str] = {}
+    if text is not None:
+        corpus = Corpus(Path(text).expanduser(), text_key=text_key)
+        texts = tokenize(corpus.documents(), opened.tokenizer)
+        about |= {"text": text, "hidden_files": corpus.hidden}
+    else:
+        from phasewise.tasks.evaluation.held_out import read_held_out_tokens
+        from phasewise.tasks.evaluation.phase_evaluation import measured_components, measured_on
+
+        assert resolved is not None
+        assert phase is not None
+        assert subject.run is not None
+        max_tokens = phase.evaluation.held_out_tokens
+        folders = {name: resolved.plan.components[name].held_out.folder for name in measured_components(subject.run, resolved.plan)}
+        held_out = read_held_out_tokens(folders, opened.tokenizer, max_tokens=max_tokens)
+        digests = measured_on(subject.run, resolved.plan, max_tokens)
+        texts = (
+            TokenizedText(name, f"held-out document {number} of {name}", tokens)
+            for name, held in held_out.items()
+            for number, tokens in enumerate(held.documents)
+        )
+        text_bytes = {name: held.text_bytes for name, held in held_out.items()}
+        documents = {name: len(held.documents) for name, held in held_out.items()}
+        about |= {"text": "held out", "held_out_tokens": max_tokens}
+    if against is not None:
+        from phasewise.tasks.evaluation.token_comparison import Model, compare_tokens
+
+        other = _open(against, scale, home, tokenizer).opened
+        if other.tokenizer_digest != opened.tokenizer_digest:
+            raise ConfigError(
+                f"--against {against}: expected the tokenizer of {target}, found another. Compare tokens only between models with the same "
+                "tokenizer."
+            )
+        models = Model(opened.weights["last"], opened.config), Model(other.weights["last"], other.config)
+        found = compare_tokens(models, opened.tokenizer, opened.begin, texts, text_bytes=text_bytes)
+        return {**about, "against": against, "against_checkpoint": str(other.checkpoint), **found}
+    measured = measure_fit(opened.weights, opened.config, opened.begin, texts, text_bytes=text_bytes)
+    subsets: list[dict[str, Any]] = []
+    for name, found in measured.subsets.items():
+        if corpus is not None:
+            counted = corpus.subsets[name]
+            counts = {count: getattr(counted, count) for count in ("name", "files", "documents", *ODD, "text_digest")}
+        else:
+            counts = {"name": name, "documents": documents[name], "text_digest": digests[name]}
+        subsets.append({**counts, **found})
+    return {
+        **about,
+        "measured_weights": list(opened.weights),
         "bits_per_byte": {one["name"]: one["fit"]["last"]["bits_per_byte"] for one in subsets},
         "macro_bits_per_byte": measured.macro["last"]["bits_per_byte"],
         "micro_bits_per_byte": measured.micro["last"]["bits_per_byte"],
         "subsets": subsets,
         "macro": measured.macro,
         "micro": measured.micro,
-        **about,
     }
 
 
-Fit = tuple["CorpusFit", list[dict[str, Any]], dict[str, Any]]
-"""Figures, subsets, and fields on the text."""
+def _open(target: str, scale: Scale | None, home: str | None, tokenizer: str | None, *, needs_phase: bool = False) -> Subject:
+    """Open the last checkpoint of a phase, or a folder. Raises CheckpointError if the weights are not those of the phase's result."""
+    name, named = split_target(target)
+    if named is None and name not in NAMES and Path(target).is_dir():
+        if needs_phase:
+            raise ConfigError(f"--held-out needs RECIPE/PHASE, whose held-out documents it measures, found the folder {target}.")
+        from phasewise.tasks.evaluation.model_loading import open_folder
+        from phasewise.trainer.state import params_digest
+
+        opened = open_folder(Path(target), Path(tokenizer) if tokenizer else None)
+        return Subject(opened, params_digest(opened.weights["last"]))
+    if tokenizer is not None:
+        raise ConfigError(f"--tokenizer is for the folder of a checkpoint: {target} has its own tokenizer. Leave it out.")
+    resolved, found = resolve(target, scale_of(target, scale), home, reads_only=True, has_weights=True)
+    phase = named_phase(resolved, found, "evaluate")
+    run, result = trained_run(resolved, phase)
+    from phasewise.tasks.evaluation.model_loading import open_weights
+    from phasewise.trainer.state import params_digest
+
+    opened = open_weights(Path(result["checkpoint"]), run.model, resolved.plan.tokenizer, has_average=run.keeps_average)
+    expected, digest = result["params_digest"], params_digest(opened.weights["last"])
+    if digest != expected:
+        raise CheckpointError(
+            f"{opened.checkpoint} holds other weights than the phase's result names: expected {expected[:12]}, found {digest[:12]}. "
+            "Train the phase again."
+        )
+    return Subject(opened, digest, resolved, phase, run)
 
 
-def _fit_text(opened: "Opened", text: str, text_key: str) -> Fit:
-    """Measure a folder of text. Each file and each folder in it is a subset."""
-    from phasewise.tasks.evaluation.corpus_fit import Corpus, measure_fit, tokenize
-
-    corpus = Corpus(Path(text).expanduser(), text_key=text_key)
-    measured = measure_fit(opened.weights, opened.config, opened.begin, tokenize(corpus.documents(), opened.tokenizer))
-    subsets: list[dict[str, Any]] = []
-    for name, found in measured.subsets.items():
-        subset = corpus.subsets[name]
-        counts = {count: getattr(subset, count) for count in ("name", "files", "documents", *ODD, "text_digest")}
-        subsets.append({**counts, **found})
-    return measured, subsets, {"text": text, "hidden_files": corpus.hidden}
-
-
-def _fit_held_out(opened: "Opened", resolved: Resolved, phase: Phase, run: RunConfig) -> Fit:
-    """Measure the held-out documents of the phase's gate. Each component is a subset."""
-    from phasewise.tasks.evaluation.corpus_fit import TokenizedText, measure_fit
-    from phasewise.tasks.evaluation.held_out import read_held_out_tokens
-    from phasewise.tasks.evaluation.phase_evaluation import measured_components, measured_on
-
-    max_tokens = phase.evaluation.held_out_tokens
-    folders = {name: resolved.plan.components[name].held_out.folder for name in measured_components(run, resolved.plan)}
-    held_out = read_held_out_tokens(folders, opened.tokenizer, max_tokens=max_tokens)
-    digests = measured_on(run, resolved.plan, max_tokens)
-    texts = (
-        TokenizedText(name, f"held-out document {number} of {name}", tokens)
-        for name, held in held_out.items()
-        for number, tokens in enumerate(held.documents)
+def print_comparison(compared: dict[str, Any]) -> None:
+    """Print bits per byte of both models by subset, the tokens with most of the difference, and the passages with the largest."""
+    console = Console(highlight=False)
+    console.print(
+        f"{compared['checkpoint']}\nagainst {compared['against_checkpoint']}, on {compared['text']}", soft_wrap=True, markup=False
     )
-    text_bytes = {name: held.text_bytes for name, held in held_out.items()}
-    measured = measure_fit(opened.weights, opened.config, opened.begin, texts, text_bytes=text_bytes)
-    subsets = [
-        {"name": name, "documents": len(held_out[name].documents), "text_digest": digests[name], **found}
-        for name, found in measured.subsets.items()
-    ]
-    return measured, subsets, {"text": "held out", "held_out_tokens": max_tokens}
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("subset", overflow="fold")
+    for column in ("tokens", "bits/byte", "against", "difference"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in compared["subsets"]:
+        ours, theirs = row["bits_per_byte"], row["against_bits_per_byte"]
+        table.add_row(row["name"], f"{row['tokens']:,}", f"{ours:.4f}", f"{theirs:.4f}", f"{ours - theirs:+.4f}")
+    print_table(console, table)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("token", "position"):
+        table.add_column(column, overflow="fold")
+    for column in ("count", "nats", "against", "share of the difference"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in compared["tokens"]:
+        nats = f"{row['nats']:.3f}", f"{row['against_nats']:.3f}"
+        position = "last of its text" if row["is_last"] else ""
+        table.add_row(escape(repr(row["text"])), position, f"{row['count']:,}", *nats, f"{100 * row['share']:.1f} %")
+    console.print()
+    print_table(console, table)
+    for row in compared["passages"]:
+        passage = f"…{row['before']}[{row['token']}]{row['after']}…"
+        nats = f"{row['nats']:.2f} nats against {row['against_nats']:.2f}"
+        console.print(f"\n{row['where']}, {nats} at the token in brackets:\n  {passage!r}", soft_wrap=True, markup=False)
 
 
 def print_fit(fit: dict[str, Any]) -> None:

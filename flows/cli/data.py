@@ -1,10 +1,13 @@
-"""`phasewise data prepare` and `phasewise data verify`."""
+"""`phasewise data prepare`, `verify` and `fetch`."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from phasewise.flows import recipes
 from phasewise.flows.cli.terminal import shown_on_terminal
 from phasewise.flows.plan import sources_of
 from phasewise.flows.prefect.server import server_for
@@ -12,10 +15,12 @@ from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import resolve, resolving_once
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.listing import expand
+from phasewise.tasks.data.source import Source
 from phasewise.tasks.data.stand_ins import missing_stand_ins
 from phasewise.tasks.data.verify import Difference, verify_component
-from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.wording import small
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.storage import read_yaml
+from phasewise.trainer.base.wording import near, small
 from phasewise.trainer.data.manifest import read_manifest
 
 
@@ -42,6 +47,39 @@ def prepare(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
         components.append(described)
     recipe = resolved.recipe
     return {"recipe": recipe.name, "scale": recipe.scale, "tokenizer": str(resolved.plan.tokenizer), "components": components}
+
+
+def fetch(name: str, folder: str) -> dict[str, Any]:
+    """Download a public text for `evaluate --text` and `evaluation.held_out` to a new folder, whole or not at all.
+
+    Raises ConfigError for an unknown name, or if the folder exists. Raises DataError if a file cannot be read.
+    """
+    import fsspec
+
+    texts: dict[str, Any] = read_yaml(Path(recipes.__file__).with_name("public_texts.yaml"))
+    if name not in texts:
+        raise ConfigError(f"no public text has the name {name!r}, {near(name, list(texts))}")
+    target = Path(folder).expanduser()
+    if target.exists():
+        raise ConfigError(f"{folder}: expected no file and no folder of this name, found one. Give another folder.")
+    source = Source.model_validate(texts[name])
+    partial = target.with_name(f".{target.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    files = expand(source).files
+    try:
+        for file, url in files.items():
+            path = partial / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with fsspec.open(url) as remote, path.open("wb") as local:
+                shutil.copyfileobj(remote, local)
+        partial.replace(target)
+    except OSError as error:
+        raise DataError(f"{name}: the download of {source.root} failed: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    subsets = sorted({file.partition("/")[0] for file in files})
+    return {"name": name, "source": source.root, "folder": str(target), "files": len(files), "bytes": size, "subsets": subsets}
 
 
 def plan(target: str, scale: Scale, home: str | None, price_per_hour: float | None) -> dict[str, Any]:

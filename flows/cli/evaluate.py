@@ -41,8 +41,8 @@ MIN_WIDTH = 110
 OPTIONS = {
     "suite": {"suite", "benchmarks", "limit", "weights", "allow_code", "tokenizer", "context"},
     "tasks": {"tasks", "include", "benchmarks", "limit", "weights", "allow_code", "tokenizer", "context"},
-    "text": {"text", "text_key", "tokenizer"},
-    "held_out": {"held_out"},
+    "text": {"text", "text_key", "tokenizer", "against"},
+    "held_out": {"held_out", "against"},
 }
 """Option that selects a measurement → all options of the measurement."""
 
@@ -64,10 +64,10 @@ def evaluate_by(target: str, scale: Scale | None, home: str | None, options: dic
     if chosen in (["suite"], ["tasks"]):
         return evaluate_suite(target, scale, home, **given), print_table
     if chosen:
-        from phasewise.flows.cli.corpus_fit import fit_target, print_fit
+        from phasewise.flows.cli.corpus_fit import fit_target, print_comparison, print_fit
 
         given.pop("held_out", None)
-        return fit_target(target, scale, home, **given), print_fit
+        return fit_target(target, scale, home, **given), print_comparison if "against" in given else print_fit
     resolved, found = resolve(target, scale_of(target, scale), home)
     phase = named_phase(resolved, found, "evaluate")
     check_benchmarks(resolved.recipe, phase)

@@ -230,6 +230,19 @@ def prepare(target: str, scale: Scale, home: str | None, as_json: bool, plans: b
 
 
 @data.command()
+@click.argument("name", metavar="NAME")
+@click.argument("folder", type=PLACE, metavar="FOLDER")
+@json_option
+def fetch(name: str, folder: str, as_json: bool) -> None:
+    """Download a public text, such as paloma, for `evaluate --text FOLDER` and `evaluation.held_out`."""
+    from phasewise.flows.cli.data import fetch as fetch_text
+
+    found = fetch_text(name, folder)
+    words = f"{found['name']}: {found['files']} files, {len(found['subsets'])} subsets, {found['bytes']:,} bytes in {found['folder']}"
+    print_found(found, lambda _: click.echo(words), as_json=as_json)
+
+
+@data.command()
 @target_argument()
 @scale_option
 @set_option
@@ -368,6 +381,7 @@ def chat(target: str, scale: Scale | None, home: str | None, system: str | None,
 @click.option("--text", type=PLACE, metavar="DIR", help="Bits per byte and perplexity of each file and folder in DIR.")
 @click.option("--held-out", is_flag=True, help="Bits per byte of the phase's held-out documents, by component.")
 @click.option("--text-key", metavar="KEY", help="With --text: text field of JSON lines and tables. Default: text.")
+@click.option("--against", metavar="TARGET", help="With --text, --held-out: another checkpoint or phase, compared token by token.")
 @click.option("--tokenizer", type=PLACE, metavar="FILE", help="With --suite, --tasks, --text: tokenizer.json of a CHECKPOINT.")
 @given_scale_option
 @set_option

@@ -183,7 +183,7 @@ def measure_fit(
     placed = {name: jax.device_put(params) for name, params in weights.items()}
     sizes: dict[str, tuple[int, int]] = {}
     nats: dict[str, dict[str, float]] = {}
-    for batch in _batches(texts):
+    for batch in batches_of(texts):
         windows = [rolling_windows(text.tokens, config.seq_len, begin) for text in batch]
         flat = [window for of_text in windows for window in of_text]
         for name, params in placed.items():
@@ -219,7 +219,43 @@ def measure_fit(
     return CorpusFit(subsets, macro, micro)
 
 
-def _batches(texts: Iterable[TokenizedText]) -> Iterator[list[TokenizedText]]:
+def write_rows(corpus: Corpus, tokenizer: Tokenizer, begin: int, path: Path, *, seq_len: int, rows: int) -> Path:
+    """Write the first whole documents of each subset as rows of `seq_len` tokens, for the trainer's fit during training.
+
+    A subset has at most `rows` rows, and at least its first document up to this limit. The file has arrays of NumPy: `names`, `text_bytes`,
+    `tokens` and `predicted` ("subset row position"). Each row starts with a token that is not predicted there.
+    """
+    tokens: dict[str, list[np.ndarray]] = {}
+    sizes: dict[str, int] = {}
+    for text in tokenize(corpus.documents(), tokenizer):
+        sequence = np.concatenate([[begin], text.tokens]).astype(np.int32)
+        cut = [sequence[start : start + seq_len] for start in range(0, len(text.tokens), seq_len - 1)]
+        known = tokens.setdefault(text.subset, [])
+        if known and len(known) + len(cut) > rows:
+            continue
+        if len(cut) > rows:  # the bytes of the part that is measured
+            cut = cut[:rows]
+            kept = tokenizer.decode(text.tokens[: rows * (seq_len - 1)].tolist(), skip_special_tokens=False)
+            text = text._replace(text_bytes=len(kept.encode()))
+        known += cut
+        sizes[text.subset] = sizes.get(text.subset, 0) + text.text_bytes
+    shape = len(tokens), max(len(one) for one in tokens.values()), seq_len
+    filled, predicted = np.zeros(shape, np.int32), np.zeros(shape, bool)
+    for subset, of_subset in enumerate(tokens.values()):
+        for row, one in enumerate(of_subset):
+            filled[subset, row, : len(one)] = one
+            predicted[subset, row, 1 : len(one)] = True
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".part.npz")
+    np.savez(
+        partial, names=np.array(list(tokens)), text_bytes=np.array([sizes[name] for name in tokens]), tokens=filled, predicted=predicted
+    )
+    partial.replace(path)
+    return path
+
+
+def batches_of(texts: Iterable[TokenizedText]) -> Iterator[list[TokenizedText]]:
+    """Group the texts, in order, into batches of about `BATCH_TOKENS` tokens."""
     batch: list[TokenizedText] = []
     size = 0
     for text in texts:

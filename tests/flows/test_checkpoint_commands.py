@@ -172,6 +172,10 @@ def test_a_phase_and_its_checkpoint_and_its_exported_folder_fit_a_text_alike(
     assert counts == [[1, 1, 0, 0, 1], [1, 2, 1, 1, 0]]
     of_folder = json.loads(command("evaluate", checkpoint, "--text", text, "--json").stdout)
     assert of_folder == {name: value for name, value in said.items() if name != "phase"}
+    beside = json.loads(command("evaluate", *PHASE, "--text", text, "--against", checkpoint, "--json").stdout)
+    assert {one["name"]: one["bits_per_byte"] for one in beside["subsets"]} == pytest.approx(said["bits_per_byte"])
+    assert (beside["against"], beside["tokens"]) == (str(checkpoint), [])
+    assert "cats.txt" in command("evaluate", *PHASE, "--text", text, "--against", checkpoint).stdout
     export_phase(run, {"checkpoint": str(checkpoint), "params_digest": said["params_digest"]}, tokenizer, tmp_path / "out")
     exported = json.loads(command("evaluate", tmp_path / "out", "--text", text, "--json").stdout)
     assert exported["measured_weights"] == ["last"]
@@ -184,6 +188,7 @@ def test_a_phase_and_its_checkpoint_and_its_exported_folder_fit_a_text_alike(
         ((*PHASE, "--text", "nowhere"), 2, "found none at nowhere"),
         ((*PHASE, "--text", "a", "--held-out"), 2, "one measurement at a time"),
         ((*PHASE, "--text", "a", "--tokenizer", "b"), 2, "has its own tokenizer"),
+        ((*PHASE, "--against", "b"), 2, "--against needs --text or --held-out"),
         ((*PHASE, "--text", "damaged", "--json"), 1, "a.txt, file: not UTF-8"),
         (("damaged", "--text", "damaged"), 1, ""),
         (("{checkpoint}", "--held-out"), 2, "whose held-out documents it measures"),

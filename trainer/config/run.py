@@ -111,6 +111,7 @@ class LossEvaluation(Frozen):
     every_steps: int = Field(gt=0)
     sequences: int = Field(gt=0)  # first rows per component
     caches: dict[Component, str] = Field(min_length=1)  # folder of each held-out token cache
+    own_text: str | None = None  # file with rows of text outside all components, by subset (`tasks.evaluation.corpus_fit.write_rows`)
 
 
 class RunConfig(Frozen):

@@ -1,3 +1,4 @@
+import gzip
 import json
 import time
 from collections.abc import Callable
@@ -7,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from phasewise.flows.cli.data import fetch
 from phasewise.tasks.data.documents import read_to_parts
 from phasewise.tasks.data.listing import Listing, at_commit, fingerprint
 from phasewise.tasks.data.reading import Record, pieces_of, read_piece
 from phasewise.tasks.data.source import HubTrouble, Source
-from phasewise.trainer.base.errors import DataError
+from phasewise.tasks.evaluation.corpus_fit import Corpus
+from phasewise.trainer.base.errors import ConfigError, DataError
 from tests.stores.hub import FakeHub
 from tests.tasks.data.builds import bundles, write_documents
 
@@ -125,3 +128,24 @@ def test_a_moving_branch_is_read_at_its_commit_and_a_build_that_goes_on_asks_onl
     manifest = write_documents(fixed, tmp_path)
     assert (manifest.train + manifest.held_out, hub.asked("/resolve/.*part-[01]")) == (len(ALL), 0)
     assert all(hub.asked(f"/resolve/.*part-{number}") > 0 for number in (2, 3, 4))
+
+
+def test_a_public_text_is_fetched_whole_or_not_at_all(hub: FakeHub, tmp_path: Path):
+    hub.repository = "datasets/allenai/paloma"
+    line = json.dumps({"text": "a text "}).encode() + b"\n"
+    wanted = {f"{subset}/val/val_00000000.jsonl.gz": gzip.compress(line) for subset in ("c4_en", "gab")}
+    hub.commit({**wanted, "gab/test/test_00000000.jsonl.gz": b"", "README.md": b"about"}, branch="65cd6fc")
+    hub.fails("refuse", "/resolve/", times=99, status=404)
+    with pytest.raises(DataError, match="paloma: the download of hf://datasets/allenai/paloma@65cd6fc failed"):
+        fetch("paloma", str(tmp_path / "paloma"))
+    assert list(tmp_path.iterdir()) == []
+    hub.faults.clear()
+    found = fetch("paloma", str(tmp_path / "paloma"))
+    assert (found["files"], found["subsets"]) == (2, ["c4_en", "gab"])
+    assert [(document.subset, document.text) for document in Corpus(tmp_path / "paloma").documents()] == [
+        ("c4_en", "a text "),
+        ("gab", "a text "),
+    ]
+    for name, folder, message in (("palom", "x", "did you mean paloma"), ("paloma", "paloma", "expected no file and no folder")):
+        with pytest.raises(ConfigError, match=message):
+            fetch(name, str(tmp_path / folder))

@@ -14,11 +14,23 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from phasewise.tasks.data.tokenizer import SpecialTokens
 from phasewise.tasks.evaluation import corpus_fit
-from phasewise.tasks.evaluation.corpus_fit import Corpus, Document, SubsetText, TokenizedText, measure_fit, rolling_windows, tokenize
+from phasewise.tasks.evaluation.corpus_fit import (
+    Corpus,
+    Document,
+    SubsetText,
+    TokenizedText,
+    measure_fit,
+    rolling_windows,
+    tokenize,
+    write_rows,
+)
 from phasewise.tasks.evaluation.held_out import HeldOutTokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 from phasewise.tasks.evaluation.scoring import bits_per_byte
+from phasewise.tasks.evaluation.token_comparison import Model, compare_tokens
 from phasewise.trainer.base.errors import ConfigError, DataError, EvaluationError
+from phasewise.trainer.config import Execution, LossEvaluation
+from phasewise.trainer.loop import build_evaluate
 from phasewise.trainer.model.params import Params
 from tests.shared_data import shared_folder
 from tests.tasks.evaluation.conftest import HeldOut, LogSoftmax
@@ -92,6 +104,58 @@ def test_macro_counts_subsets_alike_and_micro_bytes(documents: list[Document], m
         nats = micro * sum(sizes.values()) * math.log(2)
         assert found.micro[name]["perplexity_per_token"] == pytest.approx(math.exp(nats / tokens))
     assert found.macro["last"] != found.macro["ema"]
+
+
+def test_the_fit_in_training_is_that_of_whole_documents(
+    documents: list[Document], caches: Mapping[str, Path], model: JaxLanguageModel, tmp_path: Path
+):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "short.txt").write_text("ba ce di fo")
+    (folder / "long.txt").write_text(documents[0].text)  # of more rows than there is room for
+    (folder / "two.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("ba ce", documents[0].text)))
+    length = model.config.seq_len
+    rows = write_rows(Corpus(folder), model.tokenizer, 0, tmp_path / "rows.npz", seq_len=length, rows=2)
+    held_out = {name: str(path) for name, path in caches.items()}
+    evaluation = LossEvaluation(every_steps=1, sequences=2, caches=held_out, own_text=str(rows))
+    row = build_evaluate(evaluation, model.config, Execution())(model.params, None)
+    tokens = model.tokenizer.encode(documents[0].text, add_special_tokens=False).ids[: 2 * (length - 1)]
+    texts = {"short.txt": "ba ce di fo", "long.txt": model.tokenizer.decode(tokens), "two.jsonl": "ba ce"}
+    sequence_of = {name: model.tokenizer.encode(text, add_special_tokens=False).ids for name, text in texts.items()} | {"long.txt": tokens}
+    sizes = {name: len(text.encode()) for name, text in texts.items()}
+    bits = dict.fromkeys(texts, 0.0)
+    for name, ids in sequence_of.items():
+        for start in range(0, len(ids), length - 1):
+            text = TokenizedText(name, name, np.array(ids[start : start + length - 1], np.int32), 1)
+            begin = ids[start - 1] if start else 0
+            bits[name] += measure_fit({"last": model.params}, model.config, begin, [text]).subsets[name]["fit"]["last"]["bits_per_byte"]
+    for name in texts:
+        assert row[f"own_text_bits_per_byte/{name}"] == pytest.approx(bits[name] / sizes[name], rel=1e-5)
+    assert row["own_text_bits_per_byte"] == pytest.approx(np.mean([bits[name] / sizes[name] for name in texts]), rel=1e-5)
+    assert row["own_text_bits_per_byte_micro"] == pytest.approx(sum(bits.values()) / sum(sizes.values()), rel=1e-5)
+
+
+def test_two_models_differ_in_the_token_that_one_dislikes_at_the_end_of_a_text(documents: list[Document], model: JaxLanguageModel):
+    """As Marin's cooldown disliked the final spaces of some subsets: here the head's column of the space is turned."""
+    (space,) = model.tokenizer.encode(" ", add_special_tokens=False).ids
+    turned = {**model.params, "head": model.params["head"].at[:, space].multiply(-1)}
+    ending = [Document("spaces", f"{one.where}, with a space", one.text.strip() + "\n ") for one in documents[:3]]
+    models = Model(model.params, model.config), Model(turned, model.config)
+    found = compare_tokens(models, model.tokenizer, 0, tokenize([*documents, *ending], model.tokenizer))
+    last = next(row for row in found["tokens"] if row["token"] == space and row["is_last"])
+    assert (last["text"], last["count"]) == (" ", 3)
+    assert sum(row["share"] for row in found["tokens"]) <= 1 + 1e-9
+    fit = [measure_fit({"last": one.params}, model.config, 0, tokenize(documents, model.tokenizer)).subsets for one in models]
+    for row in found["subsets"]:
+        if row["name"] != "spaces":
+            bits = [one[row["name"]]["fit"]["last"]["bits_per_byte"] for one in fit]
+            assert [row["bits_per_byte"], row["against_bits_per_byte"]] == pytest.approx(bits, rel=1e-5)
+    worst = found["passages"][0]
+    assert abs(worst["nats"] - worst["against_nats"]) == max(abs(one["nats"] - one["against_nats"]) for one in found["passages"])
+    same = compare_tokens((models[0], models[0]), model.tokenizer, 0, tokenize(documents, model.tokenizer))
+    assert same["tokens"] == []
+    with pytest.raises(DataError, match="at least one text"):
+        compare_tokens(models, model.tokenizer, 0, [])
 
 
 def test_how_much_is_held_at_once_changes_nothing(documents: list[Document], model: JaxLanguageModel, monkeypatch: pytest.MonkeyPatch):
