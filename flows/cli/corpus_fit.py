@@ -1,5 +1,6 @@
 """`phasewise evaluate --text` and `--held-out`: corpus fit of a phase's checkpoint, or of any checkpoint."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,7 @@ from phasewise.trainer.base.wording import decimal, plural
 from phasewise.trainer.config import RunConfig
 
 if TYPE_CHECKING:
+    from phasewise.tasks.evaluation.corpus_fit import TokenizedText
     from phasewise.tasks.evaluation.model_loading import Opened
 
 ODD = {
@@ -38,6 +40,15 @@ class Subject(NamedTuple):
     run: RunConfig | None = None
 
 
+class Texts(NamedTuple):
+    """Texts to measure, their bytes by subset if the texts don't have them, fields on the text, and subset → counts."""
+
+    texts: "Iterable[TokenizedText]"
+    text_bytes: dict[str, int] | None
+    about: dict[str, Any]
+    counts_of: Callable[[str], dict[str, Any]]
+
+
 def fit_target(
     target: str,
     scale: Scale | None,
@@ -55,7 +66,7 @@ def fit_target(
     home. `against`: another target, whose last weights are compared token by token.
     """
     subject = _open(target, scale, home, tokenizer, needs_phase=text is None)
-    opened, resolved, phase = subject.opened, subject.resolved, subject.phase
+    opened, phase = subject.opened, subject.phase
     seq_len = opened.config.seq_len
     about: dict[str, Any] = {
         **({"phase": phase.name} if phase else {}),
@@ -66,35 +77,10 @@ def fit_target(
         "windows": {"kind": "rolling", "window_tokens": seq_len, "stride_tokens": seq_len, "begin": "given", "end": "not predicted"},
         "results": [],
     }
-    from phasewise.tasks.evaluation.corpus_fit import Corpus, TokenizedText, measure_fit, tokenize
+    from phasewise.tasks.evaluation.corpus_fit import measure_fit
 
-    text_bytes: dict[str, int] | None = None
-    corpus: Corpus | None = None
-    documents: dict[str, int] = {}
-    digests: dict[str, str] = {}
-    if text is not None:
-        corpus = Corpus(Path(text).expanduser(), text_key=text_key)
-        texts = tokenize(corpus.documents(), opened.tokenizer)
-        about |= {"text": text, "hidden_files": corpus.hidden}
-    else:
-        from phasewise.tasks.evaluation.held_out import read_held_out_tokens
-        from phasewise.tasks.evaluation.phase_evaluation import measured_components, measured_on
-
-        assert resolved is not None
-        assert phase is not None
-        assert subject.run is not None
-        max_tokens = phase.evaluation.held_out_tokens
-        folders = {name: resolved.plan.components[name].held_out.folder for name in measured_components(subject.run, resolved.plan)}
-        held_out = read_held_out_tokens(folders, opened.tokenizer, max_tokens=max_tokens)
-        digests = measured_on(subject.run, resolved.plan, max_tokens)
-        texts = (
-            TokenizedText(name, f"held-out document {number} of {name}", tokens)
-            for name, held in held_out.items()
-            for number, tokens in enumerate(held.documents)
-        )
-        text_bytes = {name: held.text_bytes for name, held in held_out.items()}
-        documents = {name: len(held.documents) for name, held in held_out.items()}
-        about |= {"text": "held out", "held_out_tokens": max_tokens}
+    texts, text_bytes, of_text, counts_of = _texts(subject, text, text_key)
+    about |= of_text
     if against is not None:
         from phasewise.tasks.evaluation.token_comparison import Model, compare_tokens
 
@@ -108,14 +94,7 @@ def fit_target(
         found = compare_tokens(models, opened.tokenizer, opened.begin, texts, text_bytes=text_bytes)
         return {**about, "against": against, "against_checkpoint": str(other.checkpoint), **found}
     measured = measure_fit(opened.weights, opened.config, opened.begin, texts, text_bytes=text_bytes)
-    subsets: list[dict[str, Any]] = []
-    for name, found in measured.subsets.items():
-        if corpus is not None:
-            counted = corpus.subsets[name]
-            counts = {count: getattr(counted, count) for count in ("name", "files", "documents", *ODD, "text_digest")}
-        else:
-            counts = {"name": name, "documents": documents[name], "text_digest": digests[name]}
-        subsets.append({**counts, **found})
+    subsets: list[dict[str, Any]] = [{"name": name, **counts_of(name), **found} for name, found in measured.subsets.items()]
     return {
         **about,
         "measured_weights": list(opened.weights),
@@ -126,6 +105,37 @@ def fit_target(
         "macro": measured.macro,
         "micro": measured.micro,
     }
+
+
+def _texts(subject: Subject, text: str | None, text_key: str) -> Texts:
+    """The text of a folder, with a subset for each file and folder. None is the held-out documents of the phase, by component."""
+    from phasewise.tasks.evaluation.corpus_fit import Corpus, TokenizedText, tokenize
+
+    if text is not None:
+        corpus = Corpus(Path(text).expanduser(), text_key=text_key)
+        fields = ("files", "documents", *ODD, "text_digest")
+        about: dict[str, Any] = {"text": text, "hidden_files": corpus.hidden}
+        texts = tokenize(corpus.documents(), subject.opened.tokenizer)
+        return Texts(texts, None, about, lambda name: {field: getattr(corpus.subsets[name], field) for field in fields})
+    from phasewise.tasks.evaluation.held_out import read_held_out_tokens
+    from phasewise.tasks.evaluation.phase_evaluation import measured_components, measured_on
+
+    resolved, phase, run = subject.resolved, subject.phase, subject.run
+    assert resolved is not None
+    assert phase is not None
+    assert run is not None
+    max_tokens = phase.evaluation.held_out_tokens
+    folders = {name: resolved.plan.components[name].held_out.folder for name in measured_components(run, resolved.plan)}
+    held_out = read_held_out_tokens(folders, subject.opened.tokenizer, max_tokens=max_tokens)
+    digests = measured_on(run, resolved.plan, max_tokens)
+    of_documents = (
+        TokenizedText(name, f"held-out document {number} of {name}", tokens)
+        for name, held in held_out.items()
+        for number, tokens in enumerate(held.documents)
+    )
+    text_bytes = {name: held.text_bytes for name, held in held_out.items()}
+    about = {"text": "held out", "held_out_tokens": max_tokens}
+    return Texts(of_documents, text_bytes, about, lambda name: {"documents": len(held_out[name].documents), "text_digest": digests[name]})
 
 
 def _open(target: str, scale: Scale | None, home: str | None, tokenizer: str | None, *, needs_phase: bool = False) -> Subject:

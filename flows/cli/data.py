@@ -70,8 +70,8 @@ def fetch(name: str, folder: str) -> dict[str, Any]:
         for file, url in files.items():
             path = partial / file
             path.parent.mkdir(parents=True, exist_ok=True)
-            with fsspec.open(url) as remote, path.open("wb") as local:
-                shutil.copyfileobj(remote, local)
+            file_system, remote = fsspec.core.url_to_fs(url)
+            file_system.get_file(remote, str(path))
         partial.replace(target)
     except OSError as error:
         raise DataError(f"{name}: the download of {source.root} failed: {error}") from error
