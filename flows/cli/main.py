@@ -347,6 +347,41 @@ def sample(target: str, prompts: tuple[str, ...], scale: Scale | None, home: str
         print_found(found, None, as_json=True)
 
 
+@data.command()
+@target_argument("RECIPE/PHASE|CHECKPOINT|FOLDER")
+@click.argument("seeds", type=PLACE, metavar="SEEDS")
+@click.argument("out", type=PLACE, metavar="OUT")
+@click.option("--kind", type=click.Choice(["rephrase", "answer"]), default="rephrase", show_default=True)
+@click.option("--prompt", default="{text}\n\n", metavar="TEXT", help="Text before the continuation, with {text} for the seed.")
+@click.option("--samples", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Continuations of each seed.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Draw N seeds at random. Default: all.")
+@click.option("--min-words", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Fewest words of a document.")
+@click.option("--benchmarks", type=PLACE, metavar="DIR", help="Leave out documents with test items of this folder.")
+@writing_options
+@given_scale_option
+@set_option
+@home_option
+@json_option
+def generate(
+    target: str, seeds: str, out: str, scale: Scale | None, home: str | None, as_json: bool, *, kind: Any, prompt: str, samples: int,
+    min_words: int, count: int | None, benchmarks: str | None, **options: Any,
+) -> None:  # fmt: skip
+    """Write documents from SEEDS with a model to the folder OUT, with the provenance of each.
+
+    `rephrase` reads documents, and leaves out copies and repetition. `answer` reads JSON lines with question and answer, and keeps the
+    sampled answers with the right number (rejection sampling).
+    """
+    from phasewise.flows.cli.generate import generate as generate_text
+    from phasewise.flows.cli.generate import print_generated
+    from phasewise.flows.cli.sample import Writing
+    from phasewise.tasks.data.generation import Task
+
+    where = {name: options.pop(name) for name in ("weights", "tokenizer")}
+    task = Task(kind=kind, prompt=prompt, samples=samples, min_words=min_words)
+    written = generate_text(target, scale, home, (seeds, out), task, Writing(**options), count=count, benchmarks=benchmarks, **where)
+    print_found(written, print_generated, as_json=as_json)
+
+
 @main.command()
 @target_argument("RECIPE/PHASE|CHECKPOINT|FOLDER")
 @click.option("--system", metavar="TEXT", help="System text of the conversation.")

@@ -320,3 +320,22 @@ def test_an_export_of_no_phase_or_to_no_folder_is_refused(phasewise: Run):
     said = "export needs a phase, found the recipe marin-8b. Its phases are marin-8b/kestrel"
     assert_refused(phasewise("export marin-8b out"), 2, said)
     assert_refused(phasewise("export marin-8b/kestrel gs://bucket/out"), 2, "must be on this machine, found gs://bucket/out")
+
+
+def test_a_model_writes_documents_that_are_searched_for_test_items(phasewise: Run, checkpoint: Path, tokenizer: Path, tmp_path: Path):
+    (tmp_path / "seeds").mkdir()
+    (tmp_path / "seeds" / "a.txt").write_text("the cat sat on the mat " * 3)
+    (tmp_path / "items").mkdir()
+    (tmp_path / "items" / "test.jsonl").write_text(json.dumps({"question": "why did the cat sit on the mat of the old grey dog?"}) + "\n")
+    arguments = ("data", "generate", checkpoint, tmp_path / "seeds", tmp_path / "out", "--tokenizer", tokenizer)
+    given = ("--samples", "4", "--temperature", "1", "--tokens", "60", "--min-words", "1", "--benchmarks", tmp_path / "items", "--json")
+    first = phasewise(*arguments, *given)
+    assert first.exit_code == 0, first.stderr
+    said = json.loads(first.stdout)
+    assert (said["seeds"], said["samples"], said["searched"]) == (1, 4, True)
+    written = (tmp_path / "out" / "documents.jsonl").read_text().splitlines()
+    assert said["documents"] == len(written) == 4 - sum(said["left_out"].values())
+    assert len({json.loads(line)["text"] for line in written}) == len(written)
+    again = phasewise(*(str(one).replace("/out", "/again") for one in arguments), *given)
+    assert json.loads(again.stdout)["documents_digest"] == said["documents_digest"]
+    assert_refused(phasewise(*arguments, *given), 2, "Give another folder")
