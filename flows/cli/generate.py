@@ -49,7 +49,7 @@ class ModelGenerator:
 def read_seeds(path: Path, kind: Literal["rephrase", "answer"], count: int | None, seed: int) -> list[Seed]:
     """Read documents of a folder or file, or questions with answers in JSON lines. `count` draws as many at random.
 
-    Raises ConfigError if nothing is there. Raises DataError for a record without a question and an answer with a number.
+    Raises ConfigError for a missing file. Raises DataError for a record without a question and an answer with a number.
     """
     found: list[Seed] = []
     if kind == "rephrase":
@@ -89,7 +89,6 @@ def generate(
     `benchmarks`: folder with test items to search for in the output. None searches nothing.
     """
     path, out = (as_path(place).expanduser() for place in places)
-    seeds = read_seeds(path, task.kind, count, writing.seed)
 
     def scan(documents: Path) -> dict[int, str]:
         limits: dict[str, Any] = {"min_score": MIN_SCORE, "tokenizer": None, "workers": 1, "exclude": (), "suite": None}
@@ -99,6 +98,7 @@ def generate(
     began = time.perf_counter()
     with shown_on_terminal(), ExitStack() as stack:
         found = find_model(target, scale, home, weights, tokenizer, stack)
+        seeds = read_seeds(path, task.kind, count, writing.seed)
         generator = ModelGenerator(found.open_model(), found.path, writing)
         written = generate_documents(seeds, generator, task, out, scan=scan if benchmarks else None)
     return {**written, "seconds": round(time.perf_counter() - began, 1), "file": str(out / DOCUMENTS)}

@@ -62,6 +62,7 @@ COMMANDS: dict[str, list[str]] = {
     "preflight": ["{recipe}", "--scale", "own"], "data prepare": ["{recipe}"], "data verify": ["{recipe}"], "evaluate": [PHASE],
     "trace": [PHASE, "--step", "120"], "approve": [PHASE, "--reason", "it is good"], "export": [PHASE, "out"], "card": [PHASE, "out"],
     "tokenizer train": ["{recipe}", "out", "--vocab-size", "512"], "sample": [PHASE, "a text"], "chat": [PHASE],
+    "data generate": [PHASE, "seeds", "out"],
 }  # fmt: skip
 """Every command that takes a recipe, with the least that it needs."""
 BY_PHASE = ("run", "show", "lineage", "data prepare", "data verify", "evaluate", "status", "goodput")
