@@ -104,8 +104,7 @@ class GateLimits(Frozen):
         return self
 
 
-MACRO = "macro bits per byte"
-"""The row of the mean over components."""
+MACRO = "macro bits per byte"  # the row of the mean over components
 OWN_TEXT = "own held-out text"  # the key of an evaluation with the bits per byte of each subset
 NEEDLE_BENCHMARKS = ("niah", "niah_written")  # multiple choice among the values of all keys, and generation of the value
 

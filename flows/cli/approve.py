@@ -18,8 +18,7 @@ from phasewise.trainer.base.decision import Decision, decision_path, ruling_at
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, VerdictError
 from phasewise.trainer.base.run_folder import RunFolder
 
-RECOVERY = "recovery"
-"""Name of the question after a jump of the loss."""
+RECOVERY = "recovery"  # name of the question after a jump of the loss
 
 
 def approve_phase(target: str, scale: Scale, home: str | None, *, approves: bool, reason: str, who: str | None, gate: str | None) -> Any:

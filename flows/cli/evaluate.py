@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 Weights = Literal["last", "ema"]
 Printer = Callable[[dict[str, Any]], None]
-MIN_WIDTH = 110
-"""Width of the table in a file."""
+MIN_WIDTH = 110  # width of the table in a file
 OPTIONS = {
     "suite": {"suite", "benchmarks", "limit", "weights", "allow_code", "tokenizer", "context"},
     "tasks": {"tasks", "include", "benchmarks", "limit", "weights", "allow_code", "tokenizer", "context"},

@@ -93,8 +93,7 @@ class NamedPlace(click.ParamType):
 
 
 PLACE = NamedPlace()
-HOME = f"{__name__}.home"
-"""Key of the home in `click.Context.meta`: an error without a file names the disk of the home."""
+HOME = f"{__name__}.home"  # key of the home in `click.Context.meta`: an error without a file names the disk of the home
 
 
 def print_found(value: Any, for_people: Callable[[Any], None] | None, *, as_json: bool) -> None:

@@ -11,8 +11,7 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.data.permutation import MAX_LENGTH, Kind, Permutation
 from phasewise.validations.evidence.order.measures import measure_order, take_sample
 
-FALSE_ALARM_RATE = 1e-6
-"""Probability that the measures together reject a true random permutation."""
+FALSE_ALARM_RATE = 1e-6  # probability that the measures together reject a true random permutation
 
 
 def judge_order(kind: str, length: int, seed: int) -> dict[str, Any]:

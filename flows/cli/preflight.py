@@ -21,8 +21,7 @@ from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import PLAIN, RowRule
 
 Report = dict[str, Any]
-MIN_WIDTH = 120
-"""Width of the table in a file: readers scroll, and a narrow table would be cut."""
+MIN_WIDTH = 120  # width of the table in a file: readers scroll, and a narrow table would be cut
 HEADINGS = ("batch", "GiB a chip", "FLOPs a step", "s a step", "bound by", "days", "chip-hours")
 
 

@@ -18,8 +18,7 @@ from phasewise.trainer.base.errors import ConfigError
 if TYPE_CHECKING:
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""The last characters of a decoded text if a character lacks bytes."""
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # the last characters of a decoded text if a character lacks bytes
 HERE, DEFAULT_TOKENS = "this conversation", 128
 
 

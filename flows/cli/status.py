@@ -39,8 +39,7 @@ from phasewise.trainer.base.errors import DataError, PhasewiseError
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.wording import name_some
 
-FILES = "files"
-"""Name of a finding on files that changed after they were written."""
+FILES = "files"  # name of a finding on files that changed after they were written
 MAX_NAMED = 5
 AGAIN_BY: dict[str, Again] = {EXPORT: "report", RESTORE: "train", AGAIN: "judge"}
 

@@ -45,8 +45,7 @@ from phasewise.trainer.base.wording import decimal
 from phasewise.trainer.data.manifest import read_manifest
 
 TEXT_KEY = "text"
-DECIDING = ("start", "caches", "verdict on its data")
-"""Findings of a phase that decide whether its data are judged."""
+DECIDING = ("start", "caches", "verdict on its data")  # findings of a phase that decide whether its data are judged
 
 
 @resolving_once()

@@ -25,8 +25,7 @@ AUTH_NAME, PAGE_NAME, LINKS_NAME = "auth", "page-token", "links"
 """Files in the home's folder of Prefect: Prefect's auth string, the token of our page, and links with both secrets."""
 AUTH_VARIABLES = ("PREFECT_API_AUTH_STRING", "PREFECT_API_KEY", "PREFECT_SERVER_API_AUTH_STRING")
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
-OPEN_PATH = "/-/open"
-"""A page that stores the auth string in the browser: Prefect's pages read it from the storage of their origin."""
+OPEN_PATH = "/-/open"  # a page that stores the auth string in the browser: Prefect's pages read it from the storage of their origin
 _OPEN_SCRIPT = """
 const [secret, to] = location.hash.slice(1).split("&").map(decodeURIComponent);
 history.replaceState(null, "", location.pathname);

@@ -33,10 +33,8 @@ from phasewise.validations.verdict import read_verdict
 
 P = ParamSpec("P")
 R = TypeVar("R")
-WAIT_SECONDS = 365 * 24 * 3600
-"""After a year Prefect fails the run. A new run asks again."""
-CONFLICT = 409
-"""HTTP status: the server already stores this input."""
+WAIT_SECONDS = 365 * 24 * 3600  # after a year Prefect fails the run. A new run asks again
+CONFLICT = 409  # HTTP status: the server already stores this input
 
 
 class Answer(RunInput):

@@ -28,10 +28,8 @@ from phasewise.trainer.base.decision import decision_path
 from phasewise.trainer.base.errors import PhasewiseError
 
 FLOW = "train-phase"
-LATE = "Late"
-"""Prefect's state of a due run without a free slot."""
-SLACK = timedelta(seconds=2)
-"""A verdict may be this much older than the state: it was written while the run looked."""
+LATE = "Late"  # Prefect's state of a due run without a free slot
+SLACK = timedelta(seconds=2)  # a verdict may be this much older than the state: it was written while the run looked
 
 
 def or_wait(check: Callable[[Resolved, Phase], Any], resolved: Resolved, phase: Phase) -> None:

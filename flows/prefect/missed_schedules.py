@@ -5,10 +5,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 PAGE = 200
-WAITING = "Waiting for "
-"""Prefix of the state of flow runs that wait for a phase."""
-LOOK_AGAIN = timedelta(minutes=10)
-"""Time until such a flow run is scheduled again."""
+WAITING = "Waiting for "  # prefix of the state of flow runs that wait for a phase
+LOOK_AGAIN = timedelta(minutes=10)  # time until such a flow run is scheduled again
 MISSED_MESSAGE = "Missed: a later run of the same schedule is due and starts instead."
 
 

@@ -33,20 +33,16 @@ from phasewise.trainer.base.frozen import in_one_line
 from phasewise.trainer.base.storage import parse_json, without_secrets
 from phasewise.trainer.process.child_process import ending_with_reason, last_line, python_command
 
-DATA, CONTROL, LOCAL = "data", "control", "local"
-"""Work pools."""
-SERVED = (LOCAL, DATA, CONTROL)
-"""Work pools with a worker in `phasewise up`. Pools of TPU and GPU slices have none."""
+DATA, CONTROL, LOCAL = "data", "control", "local"  # work pools
+SERVED = (LOCAL, DATA, CONTROL)  # work pools with a worker in `phasewise up`. Pools of TPU and GPU slices have none
 SERVER_MODULE = "phasewise.flows.prefect.server_process"
 TAG = "phasewise"
 """Tag of all deployments of this package, and only of them. Registration removes tagged deployments that are no longer declared."""
 LOG_NAME = "server.log"
 MAX_RESTARTS = 5
-BACKLOG = 2048
-"""Connections that wait for the server."""
+BACKLOG = 2048  # connections that wait for the server
 START_SECONDS, STOP_SECONDS, LOOK_SECONDS, QUEUE_SECONDS = 120.0, 10.0, 0.5, 2.0
-START_BYTES = 2**23
-"""Free space that a new database needs. On a full disk the log of a server that failed to start may be empty."""
+START_BYTES = 2**23  # free space that a new database needs. On a full disk the log of a server that failed to start may be empty
 CLIENT_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",

@@ -15,8 +15,7 @@ from typing import Any
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import holder_of, holding
 
-FLOWS = ("train-phase", "train-recipe")
-"""Flows that are restarted after a crash."""
+FLOWS = ("train-phase", "train-recipe")  # flows that are restarted after a crash
 ACTIVE = ("RUNNING", "PENDING", "CANCELLING")
 PAGE = 200
 UNREACHED_SECONDS = 15.0

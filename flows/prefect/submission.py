@@ -18,8 +18,7 @@ from phasewise.trainer.base.errors import ConfigError, PhasewiseError
 from phasewise.trainer.base.storage import parse_json
 from phasewise.trainer.base.wording import near
 
-FIXED = ("recipe", "phase", "scale")
-"""Parameters that a run must share with its deployment."""
+FIXED = ("recipe", "phase", "scale")  # parameters that a run must share with its deployment
 FILE = re.compile(r"^(?:.*/)?([^/]+)\.(?:json|py)")
 GENERATED = re.compile(r"[a-z]+[0-9]*(-[a-z]+){1,2}|[A-Z][a-z]+-[A-Z][^ ]*( [A-Z][^ ]*)*")
 """Names that Prefect and its pages generate: `elegant-grouse`, `rho5-bayliss`, `Incredible-Krait`."""

@@ -23,8 +23,7 @@ from phasewise.trainer.base.wording import about, name_some
 from phasewise.trainer.metrics import read_metrics
 from phasewise.validations.verdict import read_verdict
 
-MAX_SECONDS_UNASKED = 600.0
-"""Except at full scale, shorter training is repeated without `--retrain`."""
+MAX_SECONDS_UNASKED = 600.0  # except at full scale, shorter training is repeated without `--retrain`
 
 
 class ParentNotDone(VerdictError):

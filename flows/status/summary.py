@@ -46,8 +46,7 @@ NOT_ALIKE = "measured otherwise than its parent"
 AT_A_BATCH = {"expect_only_finite_numbers", "expect_spikes_within_limit", "expect_no_spike_to_be_led_by_updates"}
 """Checks whose failure may come from the batch of one step."""
 AT_STEP = re.compile(r"step (\d+)")
-MEASURES = ("score", "loss")
-"""Kinds of published results that measure a model."""
+MEASURES = ("score", "loss")  # kinds of published results that measure a model
 VERDICT_WORDS = {State.DONE: "passed", State.REFUSED: "failed", State.WAITS_FOR_PERSON: State.WAITS_FOR_PERSON}
 Row = Mapping[str, Any]
 

@@ -25,8 +25,7 @@ from phasewise.validations.waivers import accepted_in
 
 IN_ORDER = ("start_step", "stop_step", "batch", "mixture", "order")
 TRAINED_AS = ("model", "optimizer", "learning_rate", "stability", "batch", "mixture", "order", "packing", "loss_on")
-ROWS = ("packing", "loss_on")
-"""Newer fields. Older runs lack them, and the digests of older verdicts have no default values of them."""
+ROWS = ("packing", "loss_on")  # newer fields. Older runs lack them, and the digests of older verdicts have no default values of them
 COMPARED_OTHERWISE = {"batch", "mixture", "components", "seq_len", "packing", "packing_version", "loss_on"}
 
 

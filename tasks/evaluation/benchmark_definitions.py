@@ -12,8 +12,7 @@ from pydantic import Field
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
 
-SHOTS_IN_DEFINITION = "definition"
-"""The examples are in lm-eval's definition."""
+SHOTS_IN_DEFINITION = "definition"  # the examples are in lm-eval's definition
 
 
 class Rows(Frozen):

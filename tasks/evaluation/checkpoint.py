@@ -44,10 +44,8 @@ from phasewise.validations.limits import OWN_TEXT
 if TYPE_CHECKING:
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
-MAX_AVERAGED = 4
-"""Limit of a phase's last checkpoints that are averaged and compared."""
-MIN_FOR_SPREAD = 3
-"""A straight line through fewer checkpoints leaves no spread."""
+MAX_AVERAGED = 4  # limit of a phase's last checkpoints that are averaged and compared
+MIN_FOR_SPREAD = 3  # a straight line through fewer checkpoints leaves no spread
 
 
 class Conversation(NamedTuple):

@@ -34,8 +34,7 @@ FORMATS: dict[str, Format] = {
 """File extension → format. An extension of `PACKINGS` may follow."""
 PACKINGS = (".gz", ".zst", ".bz2", ".xz", ".lz4")
 MAX_NAMED = 5
-BATCH_TOKENS = 2**17
-"""Tokens of text in memory."""
+BATCH_TOKENS = 2**17  # tokens of text in memory
 
 
 class Document(NamedTuple):

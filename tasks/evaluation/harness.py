@@ -27,11 +27,9 @@ from phasewise.trainer.base.storage import parse_json
 if TYPE_CHECKING:
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
-SHOTS_SEED = 1234
-"""lm-eval's default. Its `evaluate` draws different examples in each run unless a seed is set."""
+SHOTS_SEED = 1234  # lm-eval's default. Its `evaluate` draws different examples in each run unless a seed is set
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-Sample = Mapping[str, Any]
-"""lm-eval's record of an item: the item as `doc`, each metric under its name, the responses as `filtered_resps`."""
+Sample = Mapping[str, Any]  # lm-eval's record of an item: the item as `doc`, each metric under its name, the responses as `filtered_resps`
 
 
 class NotMeasured(Exception):

@@ -12,8 +12,7 @@ from phasewise.tasks.data.tokenizer import OUR_TOKENS, SpecialTokens, shared_spe
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.cache import TokenCache
 
-MAX_HELD_OUT_CHARACTERS = 1_000_000
-"""Characters of a component for benchmark items, many times more than the items need."""
+MAX_HELD_OUT_CHARACTERS = 1_000_000  # characters of a component for benchmark items, many times more than the items need
 
 
 class HeldOutDocument(NamedTuple):

@@ -29,20 +29,15 @@ from phasewise.trainer.model.decoding import Cache, empty_cache, extend
 from phasewise.trainer.model.params import Params
 from phasewise.trainer.sharding import named_sharding, on_mesh, parts_here, state_shardings
 
-DEFAULT_MAX_NEW_TOKENS = 256
-"""The default of lm-eval's models."""
+DEFAULT_MAX_NEW_TOKENS = 256  # the default of lm-eval's models
 MAX_NEW_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Synonyms in lm-eval's order: the first setting that is present counts."""
 KNOWN = {"until", "do_sample", "temperature", "top_k", "top_p", *MAX_NEW_TOKENS}
 SHOWN_CHARACTERS = 60
-CHUNK_TOKENS = 128
-"""Tokens of a context that are read in one step."""
-STEPS_AT_ONCE = 16
-"""Tokens between two checks for stop strings."""
-CACHE_SLOTS, MAX_ROWS = 36_864, 32
-"""Limits of a batch on each data-parallel part: slots of all rows together, and rows."""
-SHORT_SHARE = 4
-"""Texts of at most `seq_len / SHORT_SHARE` tokens get a smaller cache and larger batches."""
+CHUNK_TOKENS = 128  # tokens of a context that are read in one step
+STEPS_AT_ONCE = 16  # tokens between two checks for stop strings
+CACHE_SLOTS, MAX_ROWS = 36_864, 32  # limits of a batch on each data-parallel part: slots of all rows together, and rows
+SHORT_SHARE = 4  # texts of at most `seq_len / SHORT_SHARE` tokens get a smaller cache and larger batches
 
 
 class Sampling(NamedTuple):

@@ -61,10 +61,8 @@ def write_missing_benchmarks(plan: DataPlan) -> bool:
     return True
 
 
-Texts = Mapping[str, Collection[str]]
-"""Component → texts of passages."""
-Search = Callable[[Texts], Collection[str]]
-"""A function that returns those texts that training text of their component repeats."""
+Texts = Mapping[str, Collection[str]]  # component → texts of passages
+Search = Callable[[Texts], Collection[str]]  # a function that returns those texts that training text of their component repeats
 
 
 def find_repeated(caches: Mapping[str, Path], tokenizer: Path, texts: Texts) -> set[str]:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 NAME, WRITTEN = "niah", "niah_written"
 FOLDER = "niah"
-MAX_NEW_TOKENS = 8
-"""Room for the answer, enough for the default values at one token per byte."""
+MAX_NEW_TOKENS = 8  # room for the answer, enough for the default values at one token per byte
 MIN_KEYS = 2
 Haystack = Callable[[], Sequence[str]]
 CountTokens = Callable[[str], int]

@@ -17,11 +17,9 @@ from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_json, read_sealed, write_sealed
 
 NUM_BYTES = 256
-MAX_ORDER = 8
-"""A gram of eight bytes fills a 64-bit number."""
+MAX_ORDER = 8  # a gram of eight bytes fills a 64-bit number
 ORDERS = (3, 5)
-MEASURING = ("tasks/evaluation/ngram_baselines.py", "tasks/evaluation/held_out.py")
-"""The files that decide the measured values."""
+MEASURING = ("tasks/evaluation/ngram_baselines.py", "tasks/evaluation/held_out.py")  # the files that decide the measured values
 
 
 @dataclass(frozen=True)

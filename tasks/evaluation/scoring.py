@@ -23,12 +23,9 @@ from phasewise.trainer.sharding import constrain, named_sharding, on_mesh, parts
 MIN_LONGEST_ROW_TOKENS, MIN_ROW_TOKENS = 512, 256
 STEPS_BETWEEN_ROWS = 4
 MAX_ROW_LENGTHS = 3
-MIN_WINDOWS_A_ROW = 3
-"""Choose a row length of at least three windows if possible, so that few slots stay empty."""
-BATCH_TOKENS = 2048
-"""Tokens that one data-parallel part computes at once."""
-BATCH_TARGETS = 128
-"""Targets whose logits are computed at once: few enough for a CPU's cache."""
+MIN_WINDOWS_A_ROW = 3  # choose a row length of at least three windows if possible, so that few slots stay empty
+BATCH_TOKENS = 2048  # tokens that one data-parallel part computes at once
+BATCH_TARGETS = 128  # targets whose logits are computed at once: few enough for a CPU's cache
 
 
 class Window(NamedTuple):

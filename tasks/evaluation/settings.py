@@ -20,13 +20,11 @@ from phasewise.validations.limits import is_needle
 if TYPE_CHECKING:
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
-MADE_BENCHMARKS = ("word_order", "next_word")
-"""Built from held-out text by `tasks.evaluation.made_benchmarks`."""
+MADE_BENCHMARKS = ("word_order", "next_word")  # built from held-out text by `tasks.evaluation.made_benchmarks`
 BENCHMARKS_VARIABLE = "PHASEWISE_BENCHMARKS"
 OwnBenchmark = tuple[str, str]
 """A label outside `benchmarks.yaml` with `evaluation.include` or an empty text, or `OWN_TEXT` with `evaluation.held_out`."""
-MIN_LENGTH = 64
-"""Least tokens of a text with needles, for any tokenizer."""
+MIN_LENGTH = 64  # least tokens of a text with needles, for any tokenizer
 MIN_ITEMS = 8
 _FIELD = re.compile(r"\{(\w+)\}")
 

@@ -37,8 +37,7 @@ MEASURING = (
 )  # fmt: skip
 """The files that decide a measured value. The code of the model itself is left out on purpose."""
 COMMON_ANSWERS, PHRASES = 3, ("", "I do not know.")
-CONSTANT_PROGRAM = {"humaneval": "    return []\n", "mbpp": ""}
-"""The constant answer to a benchmark of programs, for its floor."""
+CONSTANT_PROGRAM = {"humaneval": "    return []\n", "mbpp": ""}  # the constant answer to a benchmark of programs, for its floor
 
 
 class Answer(TypedDict):

@@ -25,22 +25,16 @@ FLOAT32_BYTES, COMPUTE_BYTES = 4, {"float32": 4, "bfloat16": 2}
 DENSE_MLP = ("gate", "up", "down")
 SPARSE_WORK = 6
 """Working memory of a block with experts, as a multiple of its products and rows: 3 to 6 in compiled plans of Trinity Nano and Large."""
-EXPERT_ROWS, ROWS_AT_WORK = "expert_rows", 3
-"""Copies of a token's expert rows at one time: sorted, received, and results."""
+EXPERT_ROWS, ROWS_AT_WORK = "expert_rows", 3  # copies of a token's expert rows at one time: sorted, received, and results
 EVERYTHING = 2.2
 """Without recomputation, activations between the products are kept as well: this multiple in total, as compiled for Trinity Mini."""
-GATE_ROW_BYTES = 128 * FLOAT32_BYTES
-"""Bytes of a gate on its way to an expert's device (decision 4)."""
-ROWS_SENT, GATES_SENT = 4, 2
-"""Transfers of rows (there and back, forward and backward), and of gates (there, and gradients back)."""
+GATE_ROW_BYTES = 128 * FLOAT32_BYTES  # bytes of a gate on its way to an expert's device (decision 4)
+ROWS_SENT, GATES_SENT = 4, 2  # transfers of rows (there and back, forward and backward), and of gates (there, and gradients back)
 TILE_ROWS = 8
 """If a chip's part of d_model is not whole tiles of this size, XLA gathers and scatters by sums over all chips: twice the transfers."""
-HBM_PASSES = 16
-"""Reads and writes of a block's activations, forward and backward."""
-FIRST_WEIGHTS = np.array([0.5, 1.0, 1.0, 2.0])
-"""Weights of: a constant GiB, kept activations, working memory of a block, logits of a chunk."""
-CAUTION = 0.03
-"""Ridge penalty: the first weights count as a compiled plan with amounts of this many GiB²."""
+HBM_PASSES = 16  # reads and writes of a block's activations, forward and backward
+FIRST_WEIGHTS = np.array([0.5, 1.0, 1.0, 2.0])  # weights of: a constant GiB, kept activations, working memory of a block, logits of a chunk
+CAUTION = 0.03  # ridge penalty: the first weights count as a compiled plan with amounts of this many GiB²
 Column = Float[np.ndarray, " p"]
 
 

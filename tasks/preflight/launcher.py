@@ -28,8 +28,7 @@ DECIDING = (
     *(f"trainer/{name}/**/*.py" for name in ("kernels", "model", "preflight")),
 )
 """The files that decide the compiled step and its analysis. They are read, not imported: they need jax."""
-DROPPED = ("XLA_FLAGS", "JAX_PLATFORMS", "TPU_LIBRARY_PATH", "JAX_NUM_CPU_DEVICES")
-"""Variables for the devices of this machine."""
+DROPPED = ("XLA_FLAGS", "JAX_PLATFORMS", "TPU_LIBRARY_PATH", "JAX_NUM_CPU_DEVICES")  # variables for the devices of this machine
 FLAGS = "LIBTPU_INIT_ARGS"
 COMPILER = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 

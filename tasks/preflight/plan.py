@@ -16,16 +16,12 @@ from phasewise.trainer.preflight.spec import Platform, Spec, StepShape
 LOSS_TOKENS_A_CHIP = 2048
 """Tokens whose logits exist at one time on a chip: 1 GiB at Llama 3's vocabulary. Smaller chunks sum the head's gradient more often."""
 GIB = 2**30
-DENSE_PRODUCTS = {"query", "key", "value", "output", "gate", "up", ATTENTION}
-"""All inputs of a dense block's backward pass."""
+DENSE_PRODUCTS = {"query", "key", "value", "output", "gate", "up", ATTENTION}  # all inputs of a dense block's backward pass
 MAX_TENSOR, MAX_PARTS, MIN_FSDP = 8, 32, 8
-MAX_EXPERT, MAX_TENSOR_SPARSE = 16, 2
-"""Limits for experts: more distant devices on the torus are slower."""
-MAX_CONTEXT, MIN_CONTEXT_POSITIONS = 16, 8192
-"""Limits for parts of a row. Shorter rows are numerous, and the batch is divided instead."""
+MAX_EXPERT, MAX_TENSOR_SPARSE = 16, 2  # limits for experts: more distant devices on the torus are slower
+MAX_CONTEXT, MIN_CONTEXT_POSITIONS = 16, 8192  # limits for parts of a row. Shorter rows are numerous, and the batch is divided instead
 LOSS_TOKENS = (LOSS_TOKENS_A_CHIP, 4 * LOSS_TOKENS_A_CHIP)
-OFFLOADED = ("gate", "up")
-"""The widest products, the only products worth offloading."""
+OFFLOADED = ("gate", "up")  # the widest products, the only products worth offloading
 SPARSE_GROUPS = (
     (ATTENTION,),
     ("query", "attention_gate"),

@@ -17,8 +17,7 @@ from phasewise.trainer.model.params import count_active_parameters, count_parame
 from phasewise.trainer.preflight.roofline import UTILISATION, recomputed_flops
 from phasewise.trainer.preflight.spec import Result
 
-REGION = re.compile(r"[a-z]+(-[a-z]+\d+)")
-"""A region, such as us-east5. A multi-region has no dash."""
+REGION = re.compile(r"[a-z]+(-[a-z]+\d+)")  # a region, such as us-east5. A multi-region has no dash
 TOKENS_OF_TWO_BYTES = 2**16
 DAY_SECONDS, HOUR_SECONDS = 86_400, 3_600
 UNPROJECTED = (

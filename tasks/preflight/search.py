@@ -12,18 +12,13 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.preflight.roofline import EXPOSED, Roofline
 from phasewise.trainer.preflight.spec import Memory, Result, Spec, StepShape
 
-RESERVED_BYTES = GIB // 2
-"""Free memory for code and runtime, which took 0.1 to 0.4 GiB in measurements."""
-MAX_COMPILED = 10
-"""Four minutes on two cores. A number and not a time, so that every machine finds the same plan."""
-MIN_GAIN = 0.01
-"""A plan is compiled only if its estimate is faster than the best plan by this share."""
+RESERVED_BYTES = GIB // 2  # free memory for code and runtime, which took 0.1 to 0.4 GiB in measurements
+MAX_COMPILED = 10  # four minutes on two cores. A number and not a time, so that every machine finds the same plan
+MIN_GAIN = 0.01  # a plan is compiled only if its estimate is faster than the best plan by this share
 MAX_COMPILED_SPARSE, MIN_GAIN_SPARSE = 3, 0.05
 """Limits for models with experts, which take one to four minutes to compile and have coarser estimates."""
-MAX_COMPILED_HERE = 3
-"""Limit for CPU devices, whose times are uncertain."""
-HOST_SHARE = 0.5
-"""Share of a host's memory for offloading. The rest is for loader, checkpoints and system."""
+MAX_COMPILED_HERE = 3  # limit for CPU devices, whose times are uncertain
+HOST_SHARE = 0.5  # share of a host's memory for offloading. The rest is for loader, checkpoints and system
 
 
 class Tried(Frozen):

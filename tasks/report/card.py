@@ -33,16 +33,13 @@ from phasewise.trainer.base.storage import parse_json
 from phasewise.trainer.base.wording import name_some
 
 BOM_NAME, CROISSANT_NAME = "ml-bom.cdx.json", "croissant.json"
-NAMESPACE = uuid.UUID("6f1d9a8e-6f0f-5a55-9f5d-0b6c3a8f5b11")
-"""For serial numbers, which are equal for equal claims."""
+NAMESPACE = uuid.UUID("6f1d9a8e-6f0f-5a55-9f5d-0b6c3a8f5b11")  # for serial numbers, which are equal for equal claims
 STATEMENT_NAME, ENVELOPE_NAME = "statement.json", "statement.dsse.json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE = "urn:phasewise:card:2"
-"""Format of the predicate, described in `docs/reference/card.md`."""
+PREDICATE_TYPE = "urn:phasewise:card:2"  # format of the predicate, described in `docs/reference/card.md`
 NEEDED = ("lineage", "training", "mixture", "order", "data", "evaluation", "checkpoint")
 NAMED = ("recipe", "scale", "phase")
-SAID = "said"
-"""Statements of the author, such as the licence, which only a signature proves."""
+SAID = "said"  # statements of the author, such as the licence, which only a signature proves
 _NOTHING = object()
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 

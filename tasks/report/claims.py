@@ -32,8 +32,7 @@ MAX_READ_BYTES = 64 * 2**30
 SHOWN_CHARACTERS = 64
 Gate = Literal["data", "health", "model"]
 GATES: tuple[Gate, ...] = ("data", "health", "model")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""A folder's name. A foreign card must not lead outside the home."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # a folder's name. A foreign card must not lead outside the home
 SOURCE_DIGESTS = ("sha256", "md5")
 STAMPS = "_CHECKPOINT_METADATA"
 FOREIGN_PATH = re.compile(r"(?<![\w.])/(?:[^\s\"',/]+/)+[^\s\"',]*")

@@ -13,8 +13,7 @@ from phasewise.validations.outcomes import CheckCounts
 GATE_EVENTS = {"fails": "phasewise.gate.refused", "waits": "phasewise.gate.waits"}
 """State of a ruling → event for automations. Servers read the names without importing a flow."""
 GATE_RESOURCE = "phasewise.gate"
-Points = tuple[tuple[int, float], ...]
-"""Step and value."""
+Points = tuple[tuple[int, float], ...]  # step and value
 
 
 class _Recorded(Frozen):

@@ -21,13 +21,11 @@ from phasewise.validations.outcomes import KIND_WORDS, MARKS, sum_counts
 
 HERE = Path(__file__).parent
 STYLE_SHEET = "style.css"
-OPEN_FAILURES = 3
-"""Unfolded failures of a verdict."""
+OPEN_FAILURES = 3  # unfolded failures of a verdict
 CLIPPED_CHARACTERS = 600
 CHECKING = "States come from files. A check for outdated results is running and takes a few seconds."
 """A page with this note loads itself again."""
-GATE_WORDS = {"data": "data", "health": "training", "model": "model"}
-"""Gate → subject."""
+GATE_WORDS = {"data": "data", "health": "training", "model": "model"}  # gate → subject
 SIGNS = {"text-success": ("passed", "✓ passes"), "text-warning": ("warned", "! not checked"), "text-danger": ("failed", "✗ fails")}
 LINE_BREAK = re.compile(r"\s*<br\s*/?>\s*")
 TAG = re.compile(r"</?[a-zA-Z][^>]*>")

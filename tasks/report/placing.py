@@ -7,8 +7,7 @@ from phasewise.tasks.data.digests import KnownDigests
 from phasewise.trainer.base.identity import NotAsWritten, read_sealed
 from phasewise.trainer.base.storage import file_system_of, put_file
 
-ORIGIN_NAME = "phasewise.json"
-"""The file that describes the weights of an exported folder."""
+ORIGIN_NAME = "phasewise.json"  # the file that describes the weights of an exported folder
 
 
 def export_name(phase: str, weights: str, dtype: str) -> str:

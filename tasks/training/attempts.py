@@ -50,10 +50,8 @@ from phasewise.trainer.process.signals import stop_seconds
 from phasewise.trainer.process.watchdog import read_heartbeat, signature
 from phasewise.trainer.skipped_steps import read_skipped_steps
 
-MAX_RESTARTS = 3
-"""Consecutive attempts without a newer checkpoint."""
-BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 2.0, 60.0
-"""The first restart after progress is immediate. Then each pause is twice the pause before."""
+MAX_RESTARTS = 3  # consecutive attempts without a newer checkpoint
+BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 2.0, 60.0  # the first restart after progress is immediate. Then each pause is twice the pause before
 LOOK_SECONDS, POLL_SECONDS = 0.5, 0.5
 SILENT_SECONDS = 60.0
 """A trainer without heartbeat for this time is killed, because its watchdog may hang too. Before the first heartbeat there is no limit."""

@@ -31,8 +31,7 @@ class Machine(NamedTuple):
     devices: int
 
 
-CPU = Machine("cpu", "CPU", 1)
-"""All cores of a CPU are one device, so that bits don't depend on the number of cores."""
+CPU = Machine("cpu", "CPU", 1)  # all cores of a CPU are one device, so that bits don't depend on the number of cores
 
 
 def machine_here(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Machine:

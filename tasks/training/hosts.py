@@ -48,18 +48,14 @@ from phasewise.trainer.process.environment import LAUNCH_VARIABLE
 from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE, JOIN_VARIABLE, RENDEZVOUS_VARIABLE, check_without_shared_folder
 from phasewise.trainer.process.signals import STOP_VARIABLE, positive_seconds, stop_seconds
 
-SEND_VARIABLE, SEND_SECONDS = "PHASEWISE_SEND_SECONDS", 120.0
-"""The upload time of a stopping host, after its trainer has saved."""
-JOIN_SECONDS = 1800
-"""Hosts download for different times before their rendezvous."""
+SEND_VARIABLE, SEND_SECONDS = "PHASEWISE_SEND_SECONDS", 120.0  # the upload time of a stopping host, after its trainer has saved
+JOIN_SECONDS = 1800  # hosts download for different times before their rendezvous
 MAX_COMMIT_SECONDS = 5.0
 LOOK_SECONDS, FOLLOW_SECONDS = 0.2, 2.0
 TRIES = 5
 KILLED_BY_SIGNAL = 128
-LOCK_DESCRIPTOR = 9
-"""The shell that started this program holds the lock of the host in this descriptor, and the trainer inherits it."""
-OF_LAUNCHER = (".log", SPENT_NAME, LIFE_NAME)
-"""Suffixes of the files in a run's folder that the launcher writes while hosts train."""
+LOCK_DESCRIPTOR = 9  # the shell that started this program holds the lock of the host in this descriptor, and the trainer inherits it
+OF_LAUNCHER = (".log", SPENT_NAME, LIFE_NAME)  # suffixes of the files in a run's folder that the launcher writes while hosts train
 
 
 def send_seconds(environment: Mapping[str, str] = os.environ) -> float:

@@ -46,10 +46,8 @@ SLICE_INDEX = "metadata.annotations['jobset.sigs.k8s.io/job-index']"
 HOST_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 OWNER, LAUNCH, RUN, HOSTS = "phasewise/owner", "phasewise/launch", "phasewise/run", "phasewise/hosts"
 PORT = 8476
-SCRATCH = "/phasewise"
-"""The working folder of a pod if the home is on a store."""
-IN_MEMORY = "memory"
-"""A value of `ClusterSettings.scratch`: a folder in memory."""
+SCRATCH = "/phasewise"  # the working folder of a pod if the home is on a store
+IN_MEMORY = "memory"  # a value of `ClusterSettings.scratch`: a folder in memory
 CLUSTER_JOIN_SECONDS = 600
 """Nodes download the image at different speeds. Hosts print the missing hosts after 45 seconds (`trainer.process.rendezvous`)."""
 
@@ -58,11 +56,9 @@ ACCELERATORS: Mapping[str | None, str] = {
 }  # fmt: skip
 """Kind of chip → the label `cloud.google.com/gke-tpu-accelerator` of its nodes (cloud.google.com/kubernetes-engine/docs/concepts/tpus)."""
 NAME_FILE = "jobset.name"
-GONE_SECONDS = 60.0
-"""The limit for deleting a JobSet after its pods have ended."""
+GONE_SECONDS = 60.0  # the limit for deleting a JobSet after its pods have ended
 LOOK_SECONDS, PODS_SECONDS = 0.2, 2.0
-KILLED_BY_SIGNAL = 128
-"""The exit code of a container that a signal ended is this plus the signal."""
+KILLED_BY_SIGNAL = 128  # the exit code of a container that a signal ended is this plus the signal
 
 
 class ClusterSettings(Frozen):

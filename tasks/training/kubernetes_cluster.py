@@ -13,12 +13,9 @@ from phasewise.trainer.base.errors import ConfigError, TrainingError
 GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
 NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
 REQUEST_SECONDS = 20.0
-LOG_SECONDS = 300.0
-"""A log without lines for this time is requested again: a broken connection has no end."""
-REST_SECONDS = 60.0
-"""The limit for the rest of the logs after all pods have ended."""
-CONNECTIONS = 1024
-"""Each followed log has a connection."""
+LOG_SECONDS = 300.0  # a log without lines for this time is requested again: a broken connection has no end
+REST_SECONDS = 60.0  # the limit for the rest of the logs after all pods have ended
+CONNECTIONS = 1024  # each followed log has a connection
 RETRY_SECONDS, TRIES = 1.0, 5
 T = TypeVar("T")
 JobSet = dict[str, Any]
@@ -135,8 +132,7 @@ class PodLog:
     def __init__(self, cluster: Cluster, pod: str, container: str, path: Path) -> None:
         self._cluster, self._pod, self._container, self._path = cluster, pod, container, path
         self._ended = threading.Event()
-        self.end = self._ended.set
-        """Call `end` after the pod's end: its log is read once more."""
+        self.end = self._ended.set  # call `end` after the pod's end: its log is read once more
         self._thread = threading.Thread(target=self._run, name=f"log of {pod}", daemon=True)
         self._thread.start()
 

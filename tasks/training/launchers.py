@@ -31,10 +31,8 @@ from phasewise.trainer.process.signals import stop_seconds
 VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
 GPU_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-GRACE_SECONDS = 5.0
-"""After the early end of one process, the others can't continue and have this time to write the reason."""
-DONE_SECONDS = 60.0
-"""The time between the first and the last process that is done. They meet at a barrier before their end."""
+GRACE_SECONDS = 5.0  # after the early end of one process, the others can't continue and have this time to write the reason
+DONE_SECONDS = 60.0  # the time between the first and the last process that is done. They meet at a barrier before their end
 PASSED_THROUGH = (
     "JAX_", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "TF_CPP_", "PHASEWISE_STALL", "PHASEWISE_HEARTBEAT", "PHASEWISE_JOIN", "PHASEWISE_PUBLISH",
 )  # fmt: skip
@@ -264,8 +262,7 @@ class _LocalProcess:
         with open(log, "ab") as said:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said, env=environment, process_group=0)
         self.code = self._process.poll
-        self.stop = self._process.terminate
-        """Send SIGTERM. Closing the standard input would end the process at once."""
+        self.stop = self._process.terminate  # send SIGTERM. Closing the standard input would end the process at once
 
     def wait(self, seconds: float) -> None:
         with suppress(subprocess.TimeoutExpired):

@@ -37,10 +37,8 @@ PAGE_SECONDS = 30.0
 RATE_ROWS = 50
 LOOK_SECONDS = 2.0
 RETRY_SECONDS = 2.0
-END_SECONDS = 10.0
-"""The time at the end of a training for requests that are still waiting."""
-SERVER_SECONDS = 3600.0
-"""The time that an ended training waits for an unreachable server: the next states are written there."""
+END_SECONDS = 10.0  # the time at the end of a training for requests that are still waiting
+SERVER_SECONDS = 3600.0  # the time that an ended training waits for an unreachable server: the next states are written there
 SUSPENDED = "Stopped with the flow run above it, which was suspended. The resumed flow run continues from the last checkpoint."
 
 

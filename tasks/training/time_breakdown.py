@@ -26,10 +26,8 @@ from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.base.wording import about
 from phasewise.trainer.process.watchdog import STOPPED_SECONDS, SUSPENDED, read_heartbeat, signature
 
-STEPPING = ("step", "data", "barrier")
-"""The works of an update."""
-STALLED = "stalled"
-"""Time of an update that a process did not finish, and of a process without heartbeat."""
+STEPPING = ("step", "data", "barrier")  # the works of an update
+STALLED = "stalled"  # time of an update that a process did not finish, and of a process without heartbeat
 LEAST_SHARE = 0.01
 NOTE_SECONDS = 2.0
 BUCKETS: Mapping[str, tuple[str, ...]] = {

@@ -28,19 +28,15 @@ from phasewise.trainer.process.environment import HOSTS_VARIABLE, LAUNCH_VARIABL
 from phasewise.trainer.process.rendezvous import forget_meetings
 from phasewise.trainer.process.signals import STOP_VARIABLE, stop_seconds
 
-BUSY = 96
-"""The exit code of the command if another trainer holds the lock of the host."""
+BUSY = 96  # the exit code of the command if another trainer holds the lock of the host
 CONNECT_SECONDS = 30.0
-KEEPALIVE_SECONDS, KEEPALIVES = 10.0, 3
-"""A connection counts as lost after this number of messages without an answer."""
+KEEPALIVE_SECONDS, KEEPALIVES = 10.0, 3  # a connection counts as lost after this number of messages without an answer
 ALIVE_SECONDS = 10.0
-END_SECONDS = 10.0
-"""The time for seeing the end of a killed process."""
+END_SECONDS = 10.0  # the time for seeing the end of a killed process
 START_SECONDS = 60.0
 PARENT_SECONDS = 60.0
 BUSY_LOOK_SECONDS = 1.0
-SENT_SECONDS = 600.0
-"""`launchers.DONE_SECONDS` of hosts without a shared file system, which upload at their end."""
+SENT_SECONDS = 600.0  # `launchers.DONE_SECONDS` of hosts without a shared file system, which upload at their end
 LOCK, OWNER = '"$HOME/.phasewise-trainer.lock"', '"$HOME/.phasewise-trainer.owner"'
 T = TypeVar("T")
 
