@@ -55,10 +55,7 @@ class Failure:
 
 
 def failures_of(verdict: Verdict) -> tuple[Failure, ...]:
-    """Group the reasons of a verdict by check: critical checks, warnings, limits without a measurement, each in the order of the suite.
-
-    A suite lists causes before effects.
-    """
+    """Group the reasons by check, causes first: critical checks, warnings, limits without a measurement."""
     groups: dict[str, list[list[Reason]]] = defaultdict(list)
     for name, reasons in groupby(verdict.reasons, key=lambda reason: reason.expectation):
         of_check: list[list[Reason]] = []
@@ -119,10 +116,7 @@ def why_in_a_line(verdict: Verdict) -> str:
 
 
 def as_markdown(verdict: Verdict, ruling: Ruling | None = None, page: str | None = None) -> str:
-    """Return the verdict as Markdown: the state, then each check that did not pass with its values and rows, then all checks.
-
-    `page` is the address of the verdict in the page of `phasewise up`.
-    """
+    """Return the verdict as Markdown: state, checks that did not pass with values and rows, every check. `page`: an address."""
     from phasewise.validations.reevaluate import as_text  # pandas is slow to import
 
     ruling = ruling or ruling_of(verdict.model_dump(mode="json"), None)

@@ -123,10 +123,7 @@ class JudgedAgain:
 
 
 def judge_again(verdict: Verdict, tables: Mapping[str, pd.DataFrame]) -> JudgedAgain:
-    """Judge the evidence by the suite and the thresholds of its verdict. The result holds a problem if either has changed since.
-
-    Results are cached, because the report is written after every phase.
-    """
+    """Judge the evidence by suite and thresholds of the verdict, cached. The result holds a problem after a change of either."""
     try:
         checks = SUITES[verdict.suite].checks(verdict.thresholds, tables)
         key = digest_of_bytes(pickle.dumps((verdict.subject, verdict.accepts, dict(tables), checks)))

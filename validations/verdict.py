@@ -110,12 +110,7 @@ def judge_data(
     accepts: Sequence[AcceptedWarning] = (),
     asks_people: AsksPeople = NOBODY,
 ) -> Verdict:
-    """Judge the data of a phase before training, and write the evidence tables to the folder.
-
-    Args:
-        decided_by: digests of the inputs of the evidence other than the caches.
-        accepts, asks_people: exceptions of the recipe for this phase. Exceptions for other suites are left out.
-    """
+    """Judge the data of a phase before training, and write the tables to `folder`. `decided_by`: digests of further inputs."""
     tables = {name: getattr(evidence, name) for name in SUITES[DATA_SUITE].tables}
     caches, judged = evidence.caches, dict[str, str]()
     if {"component", "manifest_digest"} <= set(caches):

@@ -119,10 +119,7 @@ def print_plan(plan: dict[str, Any]) -> None:
 
 
 def verify(target: str, scale: Scale, home: str | None, *, full: bool = False) -> dict[str, Any]:
-    """Compare the training and held-out caches of each component with their sources, in the shape of `--json`.
-
-    `full`: read all sources. Caches are always read.
-    """
+    """Compare the caches of each component with their sources, in the shape of `--json`. `full`: read all sources as well."""
     resolved, phase = resolve(target, scale, home)
     resolved.home.make_ready()
     if full:

@@ -29,7 +29,28 @@ MIN_FREE_GIB = 10
 def examine(home: str | None) -> dict[str, Any]:
     """Examine this machine, in the shape of `--json`. `problems` has a sentence with a remedy for each problem."""
     problems: list[str] = []
-    packages, extras = _packages(problems)
+    packages: dict[str, str | None] = {}
+    missing: dict[str, list[str]] = {}  # of each extra
+    for line in requires("phasewise") or ():
+        requirement = Requirement(line)
+        extra = next((name for name in EXTRAS if requirement.marker and requirement.marker.evaluate({"extra": name})), None)
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra or ""}):
+            continue  # for another machine
+        found = installed(requirement.name)
+        if extra is None or found is not None:
+            packages[requirement.name] = found
+        if extra is not None:
+            missing.setdefault(extra, [])
+            if found is None:
+                missing[extra].append(requirement.name)
+        elif found is None:
+            problems.append(f"{requirement.name} is not installed: pip install '{requirement.name}{requirement.specifier}'.")
+        if found is not None and not requirement.specifier.contains(found, prereleases=True):
+            why = f" ({BREAKS[requirement.name]})" if requirement.name in BREAKS else ""
+            problems.append(
+                f"{requirement.name} must be {requirement.specifier}, found {found}{why}: "
+                f"pip install '{requirement.name}{requirement.specifier}'."
+            )
     devices: list[dict[str, Any]] = []
     try:
         import jax
@@ -57,40 +78,13 @@ def examine(home: str | None) -> dict[str, Any]:
         "phasewise": version("phasewise"),
         "python": platform.python_version(),
         "machine": {"system": platform.platform(), "cpus": os.cpu_count(), "memory_gib": memory_gib},
-        "packages": packages,
-        "extras": extras,
+        "packages": dict(sorted(packages.items())),
+        "extras": missing,
         "readers": {f"{protocol}://": installed(package) is not None for protocol, (package, _) in READERS.items()},
         "devices": devices,
         "home": place,
         "problems": problems,
     }
-
-
-def _packages(problems: list[str]) -> tuple[dict[str, str | None], dict[str, list[str]]]:
-    """Return package → installed version, and extra → its missing packages."""
-    packages: dict[str, str | None] = {}
-    missing: dict[str, list[str]] = {}
-    for line in requires("phasewise") or ():
-        requirement = Requirement(line)
-        extra = next((name for name in EXTRAS if requirement.marker and requirement.marker.evaluate({"extra": name})), None)
-        if requirement.marker and not requirement.marker.evaluate({"extra": extra or ""}):
-            continue  # for another machine
-        found = installed(requirement.name)
-        if extra is None or found is not None:
-            packages[requirement.name] = found
-        if extra is not None:
-            missing.setdefault(extra, [])
-            if found is None:
-                missing[extra].append(requirement.name)
-        elif found is None:
-            problems.append(f"{requirement.name} is not installed: pip install '{requirement.name}{requirement.specifier}'.")
-        if found is not None and not requirement.specifier.contains(found, prereleases=True):
-            why = f" ({BREAKS[requirement.name]})" if requirement.name in BREAKS else ""
-            problems.append(
-                f"{requirement.name} must be {requirement.specifier}, found {found}{why}: "
-                f"pip install '{requirement.name}{requirement.specifier}'."
-            )
-    return dict(sorted(packages.items())), missing
 
 
 def installed(package: str) -> str | None:

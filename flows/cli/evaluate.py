@@ -47,11 +47,7 @@ OPTIONS = {
 
 
 def evaluate_by(target: str, scale: Scale | None, home: str | None, options: dict[str, Any]) -> tuple[dict[str, Any], Printer]:
-    """Measure with a suite, with named tasks, on a text, on held-out documents, or with the benchmarks of the phase's gate.
-
-    Returns the measurement in the shape of `--json`, and its printer. Its `holes` are benchmarks that were not measured.
-    `gate` has a note on each benchmark: the score compared to the parent's, and the difference that the gate can detect.
-    """
+    """Measure by the selected option, else with the benchmarks of the phase's gate. Return the shape of `--json`, and a printer."""
     given = {name: value for name, value in options.items() if value not in (None, False)}
     names = {name: f"--{name.replace('_', '-')}" for name in options}
     chosen = [name for name in OPTIONS if name in given]
@@ -194,15 +190,12 @@ def print_table(evaluation: dict[str, Any]) -> None:
 
 
 class Found(NamedTuple):
-    """The folder of a model, and functions that open it and its chat templates. A folder without a recipe has no phase and no caches.
-
-    `held_out`: component → cache of held-out text.
-    """
+    """A model's folder, and functions that open the model and its chat templates. A folder has no phase and no caches."""
 
     path: Path
     phase: str | None
     open_model: "Callable[[], JaxLanguageModel]"
-    held_out: dict[str, Path] | None
+    held_out: dict[str, Path] | None  # component → cache of held-out text
     chats: Callable[[], "Sequence[ChatTemplate]"]
 
 

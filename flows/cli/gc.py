@@ -22,10 +22,7 @@ from phasewise.trainer.base.storage import read_json
 
 
 def collect_garbage(recipes: Iterable[str], home: str | None, *, deletes: bool, with_trials: bool) -> dict[str, Any]:
-    """Find or delete everything that may go, in the shape of `--json`.
-
-    Raises ConfigError for a home on a store, and for a home with runs or data of a recipe file that is not named.
-    """
+    """Find or delete removable files, in the shape of `--json`. Raises ConfigError for a store, and as `_others`."""
     opened = Home.at(home, reads_only=not deletes)
     if not opened.is_local:
         raise ConfigError(f"gc: expected a home on this machine, found {opened.root}. Set a lifecycle rule of the bucket instead.")
@@ -67,10 +64,7 @@ def collect_garbage(recipes: Iterable[str], home: str | None, *, deletes: bool, 
 
 
 def _others(home: Home, recipes: Iterable[str]) -> dict[str, str]:
-    """Return run name → recipe, of the included recipes with runs and of the named files at every scale with data.
-
-    Raises ConfigError for the data of a file that is not named.
-    """
+    """Return run name → recipe, of included recipes and named files. Raises ConfigError for data of an unnamed file."""
     given = {_path(name) for name in recipes}
     names = {folder.name: folder.name.rpartition("-")[0] for folder in sorted(home.runs.glob("*"))}
     found = {run_name: name for run_name, name in names.items() if name in NAMES}

@@ -13,10 +13,7 @@ from phasewise.trainer.base.wording import name_some
 
 
 def write_new(file: str, origin: str | None, text: str) -> list[str]:
-    """Write the file of a new recipe and return lines for the terminal.
-
-    `origin`: recipe whose main line is the start. A .json file is a full copy of it.
-    """
+    """Write a new recipe, from the main line of `origin` (.json: a full copy), and return lines for the terminal."""
     path = Path(file)
     if path.exists() or path.is_symlink():
         raise ConfigError(f"{file} exists already and is not overwritten: give another name, or delete it.")

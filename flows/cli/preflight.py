@@ -36,11 +36,7 @@ def preflight_target(
     region: str | None,
     usd_per_gib: float | None,
 ) -> Report:
-    """Return the report on every setup of the target, in the shape of `--json`.
-
-    `scale`: None is full scale, or own scale for a recipe without a full scale. `region`: region of the slice. With it, the report lists
-    reads from a home in another region.
-    """
+    """Report on every setup, in the shape of `--json`. `scale`: None is full or own. `region`: of the slice, to list remote reads."""
     written = load_written(split_target(target)[0])
     recipe, phase = load_target(target, scale or ("own" if written.scale == "own" else "full"))
     phases = [phase] if phase else list(recipe.phases)

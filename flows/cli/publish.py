@@ -81,10 +81,7 @@ def print_export(exported: dict[str, Any]) -> None:
 
 
 def card_of_target(target: str, out: str, scale: Scale, home: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the card of a phase and return its content in the shape of `--json`.
-
-    `options`: `key`, `export`, `licence` and `source` of the command line.
-    """
+    """Write the card of a phase, in the shape of `--json`. `options`: `key`, `export`, `licence` and `source`."""
     resolved, found = resolve(target, scale, home, reads_only=True, has_weights=True)
     phase = named_phase(resolved, found, "card")
     if "://" in out:
@@ -101,10 +98,7 @@ def card_of_target(target: str, out: str, scale: Scale, home: str | None, option
 
 
 def verify_folder(folder: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a card and return the result in the shape of `--json`.
-
-    `options`: `home`, `export`, `public_key`, `source` and `max_gib` of the command line.
-    """
+    """Check a card, in the shape of `--json`. `options`: `home`, `export`, `public_key`, `source` and `max_gib`."""
     from phasewise.tasks.report.card import Against, subject_of, verify_card
 
     home = Home.at(options["home"], reads_only=True) if options["home"] else None

@@ -20,10 +20,7 @@ from phasewise.tasks.progress import say
 def run_recipe(
     target: str, scale: Scale, home: str | None, *, retrain: tuple[str, ...] = (), extend: tuple[str, ...] = (), as_json: bool
 ) -> dict[str, Any]:
-    """Train the phases that are not done, print a summary, and return it in the shape of `--json`.
-
-    `retrain`, `extend`: trained phases that may be trained again, or continue with more steps.
-    """
+    """Train the unfinished phases, and print and return a summary. `retrain`, `extend`: names of trained phases."""
     with shown_on_terminal():
         resolved, phase = resolve(target, scale, home)
         phases = phases_to_train(resolved.recipe, phase)

@@ -24,12 +24,9 @@ HERE, DEFAULT_TOKENS = "this conversation", 128
 
 @dataclass(frozen=True)
 class Writing:
-    """How a model continues a text. Temperature 0 takes the likeliest token, `top_k` 0 and `top_p` 1 are off.
+    """How a model continues a text. Temperature 0 takes the likeliest token, `top_k` 0 and `top_p` 1 are off."""
 
-    `tokens`: maximum number of new tokens. None is 128, or half of the tokens that the model reads.
-    """
-
-    tokens: int | None
+    tokens: int | None  # maximum number of new tokens. None is 128, or half of the tokens that the model reads
     temperature: float
     top_k: int
     top_p: float
@@ -126,10 +123,7 @@ def chat(
     system: str | None = None,
     show: Callable[[str], None] = lambda _: None,
 ) -> list[dict[str, str]]:
-    """Answer each line with the chat template of the training, and return the messages.
-
-    Raises ConfigError if the model has no chat template, or several.
-    """
+    """Answer each line with the training's chat template, and return the messages. Raises ConfigError without a unique template."""
     messages = [{"role": "system", "content": system}] if system else []
     with _opened(target, scale, home, weights, tokenizer, writing) as (found, writer):
         chats = {one.text: one for one in found.chats()}

@@ -38,11 +38,7 @@ def scan_paths(
     exclude: tuple[str, ...],
     suite: str | None,
 ) -> dict[str, Any]:
-    """Search files and caches for benchmark items, in the shape of `--json`.
-
-    `home`: home with the index and the tokenizers of other caches. None stores the index in the user's cache folder. `suite`: search only
-    the benchmarks of this suite, with their prompts. None searches all benchmarks of the folder.
-    """
+    """Search files and caches for benchmark items. `home`: with index and tokenizers. `suite`: search only benchmarks of a suite."""
     given = home or os.environ.get("PHASEWISE_HOME")
     opened = Home.open(given) if given else None
     with shown_on_terminal():

@@ -8,21 +8,9 @@ from rich.console import Console
 
 from phasewise.flows.recipes import load_record, split_target
 from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.show import pages
 from phasewise.flows.show.describe import describe
 from phasewise.flows.show.difference import describe_difference, print_difference
-from phasewise.flows.show.pages import (
-    describe_component,
-    groups_of,
-    print_accepted,
-    print_component,
-    print_notes,
-    print_results,
-    print_sources,
-    print_step,
-    print_table,
-    print_values,
-    title_of,
-)
 from phasewise.tasks.home import Home
 
 Printer = Callable[[dict[str, Any]], None]
@@ -47,7 +35,7 @@ def describe_asked(target: str, scale: Scale, options: ShowOptions, home: str | 
     if options.diff:
         return describe_difference(target, scale, options.diff), print_difference
     if options.component:
-        return describe_component(target, scale, options.component), print_component
+        return pages.describe_component(target, scale, options.component), pages.print_component
     name, phase = split_target(target)
     description = describe(target, scale, options.step, home=home)
     if options.step is None and phase is None:
@@ -55,9 +43,9 @@ def describe_asked(target: str, scale: Scale, options: ShowOptions, home: str | 
 
         description["takes"] = describe_takes(load_record(name, scale), options.on_slice, Home.at(home, reads_only=True))
     if options.results:
-        return description, print_results
+        return description, pages.print_results
     if options.sources:
-        return description, print_sources
+        return description, pages.print_sources
     if options.notes:
         return description, lambda found: print_description(found, branches=phase is not None or options.branches, notes=True)
     return description, lambda found: print_description(found, page=phase is not None, branches=options.branches)
@@ -67,28 +55,28 @@ def print_description(description: dict[str, Any], *, page: bool = True, branche
     """Print the values at a step, a page or only the notes per phase, or without `page` a table of the phases."""
     console = Console(highlight=False)
     if "step" not in description and not page:
-        print_table(description, console, branches=branches)
+        pages.print_table(description, console, branches=branches)
         if "takes" in description:
             from phasewise.flows.show.cost import print_takes
 
             print_takes(description["takes"], console)
         return
-    console.print(title_of(description), markup=False)
+    console.print(pages.title_of(description), markup=False)
     if notes:
-        print_accepted(console, description["accepts"])
+        pages.print_accepted(console, description["accepts"])
         for phase in description["phases"]:
             if branches or not phase["branch"]:
-                print_notes(phase, console)
+                pages.print_notes(phase, console)
         return
     if "step" in description:
         console.print(f"after {description['step']:,} updates")
         for phase in description["phases"]:
-            print_step(phase, console)
+            pages.print_step(phase, console)
         return
-    print_accepted(console, description["accepts"])
+    pages.print_accepted(console, description["accepts"])
     for phase in description["phases"]:
         kinds = ", ".join(word for word in ("branch", "abandoned") if phase[word])
         console.print(f"\n{phase['name']}{f' ({kinds})' if kinds else ''}", style="bold", markup=False)
         verdict = {"": f"{phase['verdict']['state']} {phase['verdict']['why']}".strip()}
-        for name, values in {**groups_of(phase, description["tokenizer"]), "last verdict of this home": verdict}.items():
-            print_values(console, name, values)
+        for name, values in {**pages.groups_of(phase, description["tokenizer"]), "last verdict of this home": verdict}.items():
+            pages.print_values(console, name, values)

@@ -29,10 +29,8 @@ from phasewise.tasks.training.time_breakdown import (
     BUCKETS,
     LEAST_SHARE,
     Goodput,
-    TimeBreakdown,
     read_goodput,
     read_time_breakdown,
-    words_of,
 )
 from phasewise.tasks.validation.evidence_keys import kept_evidence
 from phasewise.trainer.base.errors import DataError, PhasewiseError
@@ -45,10 +43,7 @@ AGAIN_BY: dict[str, Again] = {EXPORT: "report", RESTORE: "train", AGAIN: "judge"
 
 
 def describe(target: str, scale: Scale, home: str | None, *, reads_all: bool = False) -> dict[str, Any]:
-    """Return the state of each phase, outdated results and the reasons, in the shape of `--json`. Read only.
-
-    `reads_all`: read every byte of the recipe's files. Default: only files with a changed size or time.
-    """
+    """Return states, outdated results and reasons, as JSON. Read only. `reads_all`: every byte, not only a changed size or time."""
     resolved, phase = resolve(target, scale, home, reads_only=True)
     if reads_all:
         resolved = replace(resolved, digests=KnownDigests(resolved.home, reads_all=True))
@@ -121,10 +116,7 @@ def is_done(description: dict[str, Any]) -> bool:
 
 
 def print_description(description: dict[str, Any]) -> None:
-    """Print a line per phase, with a line per outdated result, then the outdated results of the recipe.
-
-    Results of a phase with a live process are omitted, because the process writes the results.
-    """
+    """Print phases with outdated results, then the recipe's. Results of a phase with a live process are omitted."""
     console = Console(highlight=False, soft_wrap=True)
     for phase in description["phases"]:
         state = PhaseState.model_validate({name: phase[name] for name in PhaseState.model_fields})
@@ -132,7 +124,6 @@ def print_description(description: dict[str, Any]) -> None:
         console.print(f"{phase['name']}: {state.words if is_pending or state.state == State.INTERRUPTED else state.state}", markup=False)
         if phase["spent"]:
             size = f"{decimal(phase['bytes']['run'])}, of these checkpoints {decimal(phase['bytes']['checkpoints'])}"
-            console.print(f"  trained in {words_of(TimeBreakdown.model_validate(phase['spent']))}", markup=False)
             console.print(f"  size: {size}", markup=False)
         for found in phase["results"]:
             if found["why"] and not is_pending:

@@ -120,10 +120,7 @@ class TerminalHandler(logging.Handler):
 
 
 def print_words(console: Console, text: str, *, indent: str = "  ") -> None:
-    """Print lines wrapped at spaces, with continuation lines indented. Without a terminal, nothing is wrapped.
-
-    The terminal wraps paths that are wider than itself.
-    """
+    """Print lines wrapped at spaces, with continuation lines indented. Without a terminal, nothing is wrapped."""
     for line in text.splitlines() or [""]:
         lead = line[: len(line) - len(line.lstrip())]
         broken = textwrap.wrap(

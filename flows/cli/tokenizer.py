@@ -16,28 +16,8 @@ from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.recipes.scales import special_tokens_of
 from phasewise.flows.resolved import Resolved, resolve, resolving_once
 from phasewise.flows.status.phase_status import read_record
+from phasewise.tasks.data import tokenizer_training as training
 from phasewise.tasks.data.documents import split_texts
-from phasewise.tasks.data.tokenizer_training import (
-    EXAMPLES,
-    MANIFEST_NAME,
-    SPECIAL_TOKENS,
-    TRAINED_BY,
-    SplitName,
-    TokenizerManifest,
-    TrainedOn,
-    check_target,
-    check_vocab_size,
-    checked_file,
-    digit_groups,
-    measure,
-    open_tokenizer,
-    pieces_of,
-    read_tokenizer_manifest,
-    train,
-    truncate,
-    white_space_tokens,
-    write_folder,
-)
 from phasewise.trainer.base.errors import ConfigError, DataError, VerdictError
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file, digest_of_json
 from phasewise.trainer.base.storage import as_path
@@ -56,41 +36,38 @@ def train_tokenizer(
     out: str,
     *,
     vocab_size: int,
-    split: SplitName,
+    split: training.SplitName,
     max_bytes: int,
     chat_tokens: bool = False,
 ) -> dict[str, Any]:
-    """Train a tokenizer on the judged training text of a recipe's phases, or on a folder. Return its manifest in the shape of `--json`.
-
-    `chat_tokens`: add the special tokens of the chat templates of all phases and branches.
-    """
-    check_vocab_size(vocab_size)
+    """Train on the judged text of phases, or on a folder. Return the manifest as JSON. `chat_tokens`: add tokens of chat templates."""
+    training.check_vocab_size(vocab_size)
     folder = Path(out).expanduser()
-    check_target(folder)
+    training.check_target(folder)
     if Path(target).is_dir():
         if chat_tokens or scale is not None:
             raise ConfigError(f"--chat-tokens and --scale are for a recipe, and {target} is a folder of text: leave them out.")
         manifest, content = _trained_on_folder(Path(target), vocab_size, split, max_bytes)
-        write_folder(folder, content, manifest)
+        training.write_folder(folder, content, manifest)
         return {"folder": str(folder), **manifest.model_dump(mode="json")}
     resolved, phase = resolve(target, scale_of(target, scale), home)
     recipe = resolved.recipe
     special_tokens: tuple[str, ...] = ()
     if chat_tokens:
-        special_tokens = tuple(token for token in special_tokens_of(recipe) if token not in SPECIAL_TOKENS)
+        special_tokens = tuple(token for token in special_tokens_of(recipe) if token not in training.SPECIAL_TOKENS)
         if not special_tokens:
             raise ConfigError(
                 f"--chat-tokens needs conversations whose chat template writes special tokens, and no phase of {recipe.name} has any: "
                 "leave it out."
             )
-    check_vocab_size(vocab_size, special_tokens)
+    training.check_vocab_size(vocab_size, special_tokens)
     resolved.home.make_ready()
     with resolved.home.held(f"`phasewise tokenizer train {target}`"):
         judged_in = _judged_components(resolved, [phase] if phase else recipe.phases)
         plans = {name: resolved.plan.components[name] for name in sorted(judged_in)}
         texts = {name: split_texts(plan.documents.folder, "train") for name, plan in plans.items()}
-        trained = train(texts, vocab_size, split=split, max_bytes=max_bytes, special_tokens=special_tokens)
-        trained_on: list[TrainedOn] = []
+        trained = training.train(texts, vocab_size, split=split, max_bytes=max_bytes, special_tokens=special_tokens)
+        trained_on: list[training.TrainedOn] = []
         for name, amount in trained.amounts.items():
             cache = read_manifest(plans[name].train.folder)
             is_whole = amount.documents == cache.documents
@@ -102,8 +79,8 @@ def train_tokenizer(
             verdict_digest = digest_of_file(as_path(resolved.run(judged_in[name]).verdict))
             keys = {"documents_key": plans[name].documents.key, "cache_digest": cache.digest, "verdict_digest": verdict_digest}
             fields = {"component": name, "phase": judged_in[name].name, **keys, **amount._asdict(), "is_whole": is_whole}
-            trained_on.append(TrainedOn.model_validate(fields))
-        manifest = TokenizerManifest(
+            trained_on.append(training.TrainedOn.model_validate(fields))
+        manifest = training.TokenizerManifest(
             tokenizer_digest=digest_of_bytes(trained.content.encode()),
             vocab_size=vocab_size,
             special_tokens=special_tokens,
@@ -112,13 +89,13 @@ def train_tokenizer(
             recipe=recipe.name,
             scale=recipe.scale,
             trained_on=tuple(trained_on),
-            trained_by=TRAINED_BY,
+            trained_by=training.TRAINED_BY,
         )
-    write_folder(folder, trained.content, manifest)
+    training.write_folder(folder, trained.content, manifest)
     return {"folder": str(folder), **manifest.model_dump(mode="json")}
 
 
-def _trained_on_folder(folder: Path, vocab_size: int, split: SplitName, max_bytes: int) -> tuple[TokenizerManifest, str]:
+def _trained_on_folder(folder: Path, vocab_size: int, split: training.SplitName, max_bytes: int) -> tuple[training.TokenizerManifest, str]:
     """Train on the files of a folder, `max_bytes` of each. Return the manifest and the text of `tokenizer.json`."""
     from phasewise.tasks.evaluation.corpus_fit import Corpus
 
@@ -130,13 +107,15 @@ def _trained_on_folder(folder: Path, vocab_size: int, split: SplitName, max_byte
             continue
         texts.setdefault(name, []).append(document.text)
         sizes[name] = size + len(document.text.encode())
-    trained = train(texts, vocab_size, split=split, max_bytes=max_bytes)
+    trained = training.train(texts, vocab_size, split=split, max_bytes=max_bytes)
     unjudged = {"cache_digest": None, "phase": None, "verdict_digest": None}
     trained_on = [
-        TrainedOn(component=name, documents_key=digest_of_json(texts[name]), **unjudged, **amount._asdict(), is_whole=name not in cut)
+        training.TrainedOn(
+            component=name, documents_key=digest_of_json(texts[name]), **unjudged, **amount._asdict(), is_whole=name not in cut
+        )
         for name, amount in trained.amounts.items()
     ]
-    manifest = TokenizerManifest(
+    manifest = training.TokenizerManifest(
         tokenizer_digest=digest_of_bytes(trained.content.encode()),
         vocab_size=vocab_size,
         split=split,
@@ -144,7 +123,7 @@ def _trained_on_folder(folder: Path, vocab_size: int, split: SplitName, max_byte
         recipe=None,
         scale=None,
         trained_on=tuple(trained_on),
-        trained_by=TRAINED_BY,
+        trained_by=training.TRAINED_BY,
     )
     return manifest, trained.content
 
@@ -174,22 +153,23 @@ def _judged_components(resolved: Resolved, phases: Iterable[Phase]) -> dict[str,
 
 def truncate_tokenizer(name: str, out: str, *, vocab_size: int) -> dict[str, Any]:
     """Write the first entries of a tokenizer as a new tokenizer. Return its manifest in the shape of `--json`."""
-    check_vocab_size(vocab_size)
+    training.check_vocab_size(vocab_size)
     folder = Path(out).expanduser()
-    check_target(folder)
-    file = checked_file(name)
-    manifest = read_tokenizer_manifest(file.parent)
+    training.check_target(folder)
+    file = training.checked_file(name)
+    manifest = training.read_tokenizer_manifest(file.parent)
     if manifest is None:
         raise DataError(
-            f"{file.parent} has no {MANIFEST_NAME}, which names the training text. Truncate a tokenizer of `phasewise tokenizer train`."
+            f"{file.parent} has no {training.MANIFEST_NAME}, which names the training text. Truncate a tokenizer of "
+            "`phasewise tokenizer train`."
         )
-    content = truncate(file.read_text(encoding="utf-8"), vocab_size, manifest.special_tokens)
+    content = training.truncate(file.read_text(encoding="utf-8"), vocab_size, manifest.special_tokens)
     cut = manifest.but(
         tokenizer_digest=digest_of_bytes(content.encode()),
         vocab_size=vocab_size,
         truncated_from=manifest.truncated_from or manifest.vocab_size,
     )
-    write_folder(folder, content, cut)
+    training.write_folder(folder, content, cut)
     return {"folder": str(folder), **cut.model_dump(mode="json")}
 
 
@@ -219,8 +199,8 @@ def compare_tokenizers(
         raise ConfigError(f"--text-key is for a folder of text, and {on} is none: a recipe names its text field. Leave it out.")
     if scale is not None and is_folder:
         raise ConfigError(f"--scale is for a recipe, and {on} is a folder of text: leave it out.")
-    files = {name: checked_file(name) for name in names}
-    source, every = f"the text in {Path(on)}", dict[str, Iterable[str]]()
+    files = {name: training.checked_file(name) for name in names}
+    every: dict[str, Iterable[str]] = {}
     if is_folder:
         from phasewise.tasks.evaluation.corpus_fit import Corpus
 
@@ -228,8 +208,17 @@ def compare_tokenizers(
         for document in Corpus(Path(on), text_key=text_key).documents():
             by_subset.setdefault(document.subset, []).append(document.text)
         every |= by_subset
-    else:
-        source, every = _texts_of_recipe(on, scale, home)
+    else:  # held-out documents: no tokenizer of the recipe was trained on them
+        resolved, phase = resolve(on, scale_of(on, scale), home)
+        if not resolved.is_prepared:
+            raise DataError(
+                f"the data of {on} are not prepared, so there is no held-out text to compare on. Run `phasewise data prepare {on} "
+                f"{resolved.options}` first."
+            )
+        plans = {name: resolved.plan.components[name] for name in (phase.components if phase else resolved.recipe.components)}
+        if unread := [name for name, plan in plans.items() if not plan.documents.is_built]:
+            raise DataError(f"the documents of {', '.join(unread)} are not in this home: there is no text of them to compare on.")
+        every = {name: split_texts(plan.documents.folder, "held_out") for name, plan in plans.items()}
     subsets: dict[str, list[str]] = {}
     is_whole = True
     for name, texts in every.items():
@@ -243,9 +232,9 @@ def compare_tokenizers(
             size += len(text.encode())
     tokenizers: list[dict[str, Any]] = []
     for name, file in files.items():
-        tokenizer = open_tokenizer(file)
-        manifest = read_tokenizer_manifest(file.parent)
-        measured = measure(tokenizer, subsets)
+        tokenizer = training.open_tokenizer(file)
+        manifest = training.read_tokenizer_manifest(file.parent)
+        measured = training.measure(tokenizer, subsets)
         tokenizers.append(
             {
                 "name": name,
@@ -253,34 +242,20 @@ def compare_tokenizers(
                 "digest": digest_of_file(file),
                 "vocab_size": tokenizer.get_vocab_size(),
                 "trained_on": [one.component for one in manifest.trained_on] if manifest else None,
-                "digit_groups": digit_groups(tokenizer),
-                "digits": {text: pieces_of(tokenizer, text) for text in EXAMPLES},
-                "white_space_tokens": white_space_tokens(tokenizer),
+                "digit_groups": training.digit_groups(tokenizer),
+                "digits": {text: training.pieces_of(tokenizer, text) for text in training.EXAMPLES},
+                "white_space_tokens": training.white_space_tokens(tokenizer),
                 "subsets": {subset: fit._asdict() for subset, fit in measured.subsets.items()},
                 "scripts": {script: fit._asdict() for script, fit in measured.scripts.items()},
             }
         )
     return {
-        "on": source,
+        "on": f"the text in {Path(on)}" if is_folder else f"held-out documents of {on}",
         "max_bytes_per_subset": max_bytes,
         "is_whole": is_whole,
         "text_digest": digest_of_json(subsets),
         "tokenizers": tokenizers,
     }
-
-
-def _texts_of_recipe(target: str, scale: Scale | None, home: str | None) -> tuple[str, dict[str, Iterable[str]]]:
-    """Return held-out documents: no tokenizer of the recipe was trained on them."""
-    resolved, phase = resolve(target, scale_of(target, scale), home)
-    if not resolved.is_prepared:
-        raise DataError(
-            f"the data of {target} are not prepared, so there is no held-out text to compare on. Run `phasewise data prepare {target} "
-            f"{resolved.options}` first."
-        )
-    plans = {name: resolved.plan.components[name] for name in (phase.components if phase else resolved.recipe.components)}
-    if unread := [name for name, plan in plans.items() if not plan.documents.is_built]:
-        raise DataError(f"the documents of {', '.join(unread)} are not in this home: there is no text of them to compare on.")
-    return f"held-out documents of {target}", {name: split_texts(plan.documents.folder, "held_out") for name, plan in plans.items()}
 
 
 def print_comparison(found: dict[str, Any]) -> None:
@@ -304,7 +279,7 @@ def print_comparison(found: dict[str, Any]) -> None:
         ("entries", [f"{one['vocab_size']:,}" for one in tokenizers]),
         ("documents that do not come back", [f"{sum(fit['not_back'] for fit in one['subsets'].values()):,}" for one in tokenizers]),
         ("digits", [one["digit_groups"] for one in tokenizers]),
-        *((f"  {text}", ["|".join(one["digits"][text]) for one in tokenizers]) for text in EXAMPLES),
+        *((f"  {text}", ["|".join(one["digits"][text]) for one in tokenizers]) for text in training.EXAMPLES),
         *((f"tokens of {name} between words", [str(one["white_space_tokens"][name]) for one in tokenizers]) for name in spaces),
     ]
     for title, lines in tables.items():

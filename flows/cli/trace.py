@@ -11,7 +11,7 @@ from rich.console import Console
 
 from phasewise.flows.recipes import split_target
 from phasewise.flows.recipes.recipe import Scale, scale_in_words
-from phasewise.flows.trace.document_search import FoundDocument, Search, find_by_file, find_by_id, find_by_text
+from phasewise.flows.trace.document_search import FoundDocument, find_by_file, find_by_id, find_by_text
 from phasewise.flows.trace.trace_context import Traced, open_traced
 from phasewise.flows.trace.trace_query import Trained, excerpts, predicted, trained_at, trains_at
 from phasewise.trainer.base.errors import ConfigError, DataError
@@ -71,7 +71,23 @@ def trace(target: str, scale: Scale, home: str | None, question: Question) -> di
         search = find_by_id(traced, question.document)
     else:
         search = find_by_file(traced, question.source_file or "")
-    by_document = _rows_of_documents(traced, search)
+    by_document: list[list[Trained]] = [[] for _ in search.found]
+    by_component: dict[str, list[int]] = {}
+    for number, one in enumerate(search.found):
+        if one.split == "train":
+            by_component.setdefault(one.component, []).append(number)
+    asked_for = [search.found[number] for numbers in by_component.values() for number in numbers]
+    seq_len = min(phase.phase.model.seq_len for phase in traced.phases)
+    estimate = sum(1 + (one.asked.stop - one.asked.first) // seq_len for one in asked_for)
+    if estimate > MAX_ROWS:
+        raise DataError(
+            f"at most {MAX_ROWS:,} rows of caches are listed, and these {len(asked_for):,} documents have about {estimate:,}: ask for one, "
+            f"such as --document {asked_for[0].asked.document.id[:ID_SHOWN]}."
+        )
+    for component, numbers in by_component.items():
+        of_asked = {search.found[number].asked: number for number in numbers}
+        for one, trained in trains_at(traced, component, list(of_asked)):
+            by_document[of_asked[one]].append(trained)
     order = {one.phase.name: number for number, one in enumerate(traced.phases)}
     found = sorted((one for rows in by_document for one in rows), key=lambda one: (order[one.phase], one.step, one.row, one.at))
     return {
@@ -116,27 +132,6 @@ def print_answer(answer: dict[str, Any], *, most: int = SHOWN_ROWS) -> None:
                 console.print(f"    {_plain(piece['text'])}")
     if most and len(groups) > most:
         console.print(f"… and {len(groups) - most:,} rows more: --rows 0 shows all, --json has all")
-
-
-def _rows_of_documents(traced: Traced, search: Search) -> list[list[Trained]]:
-    rows: list[list[Trained]] = [[] for _ in search.found]
-    by_component: dict[str, list[int]] = {}
-    for number, one in enumerate(search.found):
-        if one.split == "train":
-            by_component.setdefault(one.component, []).append(number)
-    found = [search.found[number] for numbers in by_component.values() for number in numbers]
-    seq_len = min(phase.phase.model.seq_len for phase in traced.phases)
-    estimate = sum(1 + (one.asked.stop - one.asked.first) // seq_len for one in found)
-    if estimate > MAX_ROWS:
-        raise DataError(
-            f"at most {MAX_ROWS:,} rows of caches are listed, and these {len(found):,} documents have about {estimate:,}: ask for one, "
-            f"such as --document {found[0].asked.document.id[:ID_SHOWN]}."
-        )
-    for component, numbers in by_component.items():
-        of_asked = {search.found[number].asked: number for number in numbers}
-        for asked, trained in trains_at(traced, component, list(of_asked)):
-            rows[of_asked[asked]].append(trained)
-    return rows
 
 
 def _remarks(traced: Traced, found: Sequence[Trained]) -> list[str]:

@@ -91,10 +91,7 @@ class OwnAddress:
 
 
 def prefect_policy(port: int) -> str:
-    """Return the Content-Security-Policy of Prefect's pages: the browser loads and calls only this server.
-
-    Prefect's pages load analytics and its documentation page loads scripts of other hosts, next to the stored auth string.
-    """
+    """Return the Content-Security-Policy of Prefect's pages, which would load foreign scripts beside the auth string."""
     own = " ".join(f"{scheme}://{name}:{port}" for scheme in ("http", "ws") for name in LOOPBACK[:2])
     inline = "'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
     return f"default-src {inline}; connect-src 'self' {own}; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
@@ -124,10 +121,7 @@ def page_token(home: Home) -> str:
 
 
 def auth_of_running(home: Home) -> str | None:
-    """Read the auth string of a server that another process started. Return None for a server without one.
-
-    Raises ConfigError if the file belongs to another user.
-    """
+    """Read the auth string of a running server, if the server has a secret. Raises ConfigError for the file of a foreign user."""
     path = home.prefect / AUTH_NAME
     try:
         return path.read_text(encoding="ascii").strip() or None
@@ -145,10 +139,7 @@ def keep_links(home: Home, links: Iterable[str]) -> Path:
 
 
 def hide_from_children(auth: str | None = None) -> dict[str, str]:
-    """Load Prefect's settings, optionally with this auth string, then remove the secrets from the environment and return them.
-
-    Prefect passes its loaded settings to flow runs. Trainers, Dask workers and other children do not need the secrets.
-    """
+    """Load Prefect's settings, optionally with an auth string, and move the secrets from the environment to the result."""
     from prefect.context import refresh_global_settings_context
 
     taken = {name: os.environ.pop(name) for name in AUTH_VARIABLES if name in os.environ}

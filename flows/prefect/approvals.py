@@ -5,6 +5,7 @@ Prefect suspends only runs of deployments, not subflows. Other runs end with the
 
 import functools
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar, cast
 from uuid import UUID
@@ -98,10 +99,7 @@ def question_at(path: Path) -> Question | None:
 
 
 def _ask(question: Question, command: str) -> Answer:
-    """Suspend this run. Return the answer if the same question was answered before.
-
-    Raises Pause if the run is suspended. Raises VerdictError if the run was resumed without an answer.
-    """
+    """Suspend the run by Pause, or return the earlier answer. Raises VerdictError if the run was resumed without an answer."""
     verdict = read_verdict(question.verdict)
     page = gate_address(verdict.subject, question.verdict.stem)
     message = f"Waits for a person. {why_in_a_line(verdict)}{f' See {page}' if page else ''} Decide with Resume, or in a terminal."
@@ -126,18 +124,13 @@ def _ask(question: Question, command: str) -> Answer:
 
 
 def _answer(question: Question) -> Answer | None:
-    keyset = keyset_from_paused_state(Suspended(pause_key=question.key))
-    try:
-        answer = Answer.load(keyset, flow_run_id=UUID(str(current.id)))
-    except ValidationError:
-        return None
-    return cast(Answer, answer)  # without a running event loop it is not a coroutine
+    with suppress(ValidationError):  # without a running event loop the answer is not a coroutine
+        return cast(Answer, Answer.load(keyset_from_paused_state(Suspended(pause_key=question.key)), flow_run_id=UUID(str(current.id))))
+    return None
 
 
 def _record(question: Question, answer: Answer) -> None:
-    approves, reason, who = answer.approve, answer.reason, answer.who
     found = read_decisions(question.verdict)
-    written = (*found.before, found.latest) if found else ()
-    wanted = (approves, " ".join(reason.split()), " ".join(who.split()))
-    if all((one.approves, one.reason, one.who) != wanted for one in written):
-        say(decide(question.verdict, approves=approves, reason=reason, who=who, question=question.digest).words)
+    wanted = (answer.approve, " ".join(answer.reason.split()), " ".join(answer.who.split()))
+    if all((one.approves, one.reason, one.who) != wanted for one in ((*found.before, found.latest) if found else ())):
+        say(decide(question.verdict, approves=answer.approve, reason=answer.reason, who=answer.who, question=question.digest).words)

@@ -33,10 +33,7 @@ SLACK = timedelta(seconds=2)  # a verdict may be this much older than the state:
 
 
 def or_wait(check: Callable[[Resolved, Phase], Any], resolved: Resolved, phase: Phase) -> None:
-    """Check the parent. If it is not done, a run of a deployment waits, and other callers are refused.
-
-    Raises Ended if the run waits. Its process may end. Raises VerdictError from `check`.
-    """
+    """Check the parent. If the parent is not done, a run of a deployment waits (Ended). Raises VerdictError for other callers."""
     try:
         check(resolved, phase)
     except ParentNotDone as why:
@@ -57,10 +54,7 @@ def waiting_state(phase: str, why: ParentNotDone, since: datetime) -> Any:
 
 
 async def wake(home: Home) -> list[str]:
-    """Start waiting runs of this home whose parent got a verdict, and return their names. Update the reason of runs that still wait.
-
-    Runs with a refused parent start as well, and end with the reason.
-    """
+    """Start waiting runs whose parent got a verdict, also a refusal, and return their names. Update the reason of runs still waiting."""
     woken: list[str] = []
     async with get_client() as client:
         for run in await due_or_waiting(client, FLOW):

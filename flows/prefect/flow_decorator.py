@@ -45,14 +45,11 @@ R = TypeVar("R")
 
 
 class RunLog(logging.Handler):
-    """Sends log lines within a flow run to Prefect. Of progress lines it sends only milestones.
-
-    `top`: id of the flow run without a parent. It gets a copy of lines of its subflows that are marked `on_top`.
-    """
+    """Sends log lines within a flow run to Prefect, and milestones of progress."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.top: UUID | None = None
+        self.top: UUID | None = None  # the flow run without a parent, which gets copies of the lines `on_top`
         self._api = APILogHandler()
         self._milestones = Milestones()
 
@@ -79,10 +76,7 @@ RUN_LOG = RunLog()
 
 
 class Ended(Abort):
-    """Ends a flow run whose final state is already set, without Prefect's message and traceback.
-
-    `refusal`: the reason, which callers of the flow get as an exception.
-    """
+    """Ends a flow run whose state is set, without Prefect's message. `refusal`: the reason, which callers get as an exception."""
 
     def __init__(self, state: State, refusal: PhasewiseError) -> None:
         super().__init__(str(refusal))
@@ -118,7 +112,12 @@ def door(*, name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
                 if run_id := current.id:
                     _check_run(given)
                     stay_present(Home.open(given.get("home")), run_id, str(current.name))
-                    _introduce(run_id, given)
+                    if not current.parent_flow_run_id:
+                        RUN_LOG.top, subject = UUID(run_id), subject_of(given)
+                        if page := site_address(*subject):  # first in the log and the artifacts
+                            say(f"page: {page}")
+                            about, key = f"{'/'.join(subject)} on the page", f"{subject[0]}-{subject[1]}-page".lower()
+                            publish_page(f"[{page}]({page})", key=key, description=about)
                 settings: Sequence[str] = given.get("settings", ())
                 with refused_by_system(given.get("home") or os.environ.get("PHASEWISE_HOME")), setting(settings), resolving_once():
                     return work(*args, **kwargs)
@@ -140,17 +139,6 @@ def door(*, name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
         return DoorFlow(run, name=name, flow_run_name=named)
 
     return decorate
-
-
-def _introduce(run_id: str, given: Mapping[str, Any]) -> None:
-    """Show the address of the page first in the log and the artifacts of a flow run without a parent."""
-    if current.parent_flow_run_id:
-        return
-    RUN_LOG.top = UUID(run_id)
-    subject = subject_of(given)
-    if page := site_address(*subject):
-        say(f"page: {page}")
-        publish_page(f"[{page}]({page})", key=f"{subject[0]}-{subject[1]}-page".lower(), description=f"{'/'.join(subject)} on the page")
 
 
 def _check_run(given: Mapping[str, Any]) -> None:
@@ -193,9 +181,6 @@ def at_stage(resolved: Resolved, phase: Phase, state: PhaseState, *, why: str = 
 
 
 def set_state(state: State) -> State:
-    """Set the state of the current flow run and return the state that Prefect accepted.
-
-    Raises Abort if Prefect rejected the state because the run was cancelled.
-    """
+    """Set the state of the flow run and return the accepted state. Raises Abort if Prefect rejected the state of a cancelled run."""
     with get_client(sync_client=True) as client:
         return propose_state_sync(client, state, flow_run_id=UUID(str(current.id)))

@@ -127,48 +127,38 @@ def logged_child(
 
 @contextmanager
 def server_for(home: Home, purpose: str) -> Iterator[str]:
-    """Yield the URL of the API: of `PREFECT_API_URL`, of the home's running server, or of a new server for this command.
-
-    `purpose`: the command, shown to other processes that find the server in use. Raises PhasewiseError if the server did not start, or if a
-    request of this command fails.
-    """
+    """Yield the URL of the API: `PREFECT_API_URL`, the home's running server, or a new server for `purpose`. Raises PhasewiseError."""
     apply_settings(home)
     import httpx
 
     try:
-        with _server_for(home, purpose) as url:
-            yield url
+        if given := os.environ.get("PREFECT_API_URL"):
+            say(f"using the Prefect server at {without_secrets(given)}")
+            taken = hide_from_children()
+            try:
+                check_given_server()
+                yield given
+            finally:
+                os.environ.update(taken)
+        elif (holder := holder_of(home.server_lock)) and holder.url:
+            say(f"using the Prefect server of {holder}, at {holder.url.removesuffix('/api')}")
+            _wait_until_up(holder.url, None, home.prefect / LOG_NAME)
+            with _api_at(holder.url, auth_of_running(home)):
+                yield holder.url
+        else:
+            say("starting a Prefect server for this run")
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            with own_server(home, port, purpose) as server, _restarted_if_ended(server), _api_at(server.url, server.auth):
+                from phasewise.flows.prefect.stale_runs import close_leftovers
+
+                asyncio.run(close_leftovers(home, SERVED))
+                yield server.url
+                if errors := server.new_errors(ended=True):
+                    say(f"the Prefect server reported {len(errors)} errors, the last: {errors[-1]} (see {server.log})")
     except httpx.HTTPError as error:
         raise _unanswered(error) from None
-
-
-@contextmanager
-def _server_for(home: Home, purpose: str) -> Iterator[str]:
-    if given := os.environ.get("PREFECT_API_URL"):
-        say(f"using the Prefect server at {without_secrets(given)}")
-        taken = hide_from_children()
-        try:
-            check_given_server()
-            yield given
-        finally:
-            os.environ.update(taken)
-    elif (holder := holder_of(home.server_lock)) and holder.url:
-        say(f"using the Prefect server of {holder}, at {holder.url.removesuffix('/api')}")
-        _wait_until_up(holder.url, None, home.prefect / LOG_NAME)
-        with _api_at(holder.url, auth_of_running(home)):
-            yield holder.url
-    else:
-        say("starting a Prefect server for this run")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        with own_server(home, port, purpose) as server, _restarted_if_ended(server), _api_at(server.url, server.auth):
-            from phasewise.flows.prefect.stale_runs import close_leftovers
-
-            asyncio.run(close_leftovers(home, SERVED))
-            yield server.url
-            if errors := server.new_errors(ended=True):
-                say(f"the Prefect server reported {len(errors)} errors, the last: {errors[-1]} (see {server.log})")
 
 
 def check_given_server() -> None:
@@ -226,11 +216,7 @@ class OwnServer:
     restarts: int = 0
 
     def restart_if_ended(self) -> str | None:
-        """Restart an ended server at the same address and return a line for the log. Return None while the server runs.
-
-        The database is in a file, so it survives. Flow runs continue meanwhile, and report once the server answers again. Raises
-        PhasewiseError if the server ended more than `MAX_RESTARTS` times.
-        """
+        """Restart an ended server at the old address and return a line for the log. Raises PhasewiseError after `MAX_RESTARTS`."""
         code = self.process.poll()
         if code is None:
             return None
@@ -243,10 +229,7 @@ class OwnServer:
         return f"the Prefect server {reason}; it is started again"
 
     def new_errors(self, *, ended: bool = False) -> list[str]:
-        """Return the first line of each error in the log since the last call, without errors of a busy SQLite file: those are retried.
-
-        `ended`: read the last record even if it still grows. A growing record is left to the next call: its end has the reason.
-        """
+        """Return the first lines of new errors, without errors of a busy SQLite file. `ended`: also of a growing record."""
         with open(self.log, "rb") as log:
             log.seek(self.read_bytes)
             new = log.read()
@@ -284,10 +267,7 @@ def _restarted_if_ended(server: OwnServer) -> Iterator[None]:
 
 @contextmanager
 def own_server(home: Home, port: int, purpose: str) -> Iterator[OwnServer]:
-    """Run the home's server within the context.
-
-    Raises PhasewiseError if another process runs the server of this home, or the server did not start.
-    """
+    """Run the home's server within the context. Raises PhasewiseError if a server already runs, or the server did not start."""
     url = f"http://127.0.0.1:{port}/api"
     environment = {
         **{name: value for name, value in os.environ.items() if name not in AUTH_VARIABLES},

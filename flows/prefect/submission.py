@@ -51,10 +51,7 @@ def check_fixed(name: str, fixed: Mapping[str, Any], given: Mapping[str, Any]) -
 
 
 def check_parameters(deployment: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Check the parameters of a new run: their names, the choices of the form, and the recipe with the settings.
-
-    Types are left to Prefect. Raises PhasewiseError with one sentence.
-    """
+    """Check a new run: names, choices of the form, recipe and settings. Prefect checks types. Raises PhasewiseError."""
     name, fixed, form = deployment["name"], deployment["parameters"], deployment["parameter_openapi_schema"]
     fields = form["properties"]
     for parameter, value in given.items():
@@ -71,37 +68,31 @@ def check_parameters(deployment: Mapping[str, Any], given: Mapping[str, Any]) ->
     if missing := [parameter for parameter in form.get("required", ()) if parameter not in complete]:
         raise ConfigError(f"the deployment {name} needs the {missing[0]}: choose it in the form.")
     settings = complete.get("settings", ())
-    if isinstance(settings, list | tuple) and all(isinstance(one, str) for one in settings):
-        _check_recipe(str(deployment["entrypoint"]).rpartition(".")[2], complete)
-
-
-def _check_recipe(work: str, given: Mapping[str, Any]) -> None:
+    if not isinstance(settings, list | tuple) or not all(isinstance(one, str) for one in settings):
+        return
     from phasewise.flows.checks import check_slices
     from phasewise.flows.recipes.assignments import setting
     from phasewise.flows.recipes.feasibility import check_mixtures
     from phasewise.flows.status.retraining import check_named, phases_to_train
 
-    wanted = given.get("phase") or given.get("up_to")
-    with setting(given.get("settings", ())):
-        recipe, last = load_target(f"{given['recipe']}/{wanted}" if wanted else given["recipe"], given.get("scale", "proxy"))
-        if (written := load_written(given["recipe"])).scale == "full":
+    wanted, work = complete.get("phase") or complete.get("up_to"), str(deployment["entrypoint"]).rpartition(".")[2]
+    with setting(settings):
+        recipe, last = load_target(f"{complete['recipe']}/{wanted}" if wanted else complete["recipe"], complete.get("scale", "proxy"))
+        if (written := load_written(complete["recipe"])).scale == "full":
             full = written.with_branch(wanted)
             check_mixtures(full, full.phases)
         if work == "train_phase":
-            check_slices(recipe, [recipe.phase(given["phase"])])
+            check_slices(recipe, [recipe.phase(complete["phase"])])
         elif work == "train_recipe":
             phases = phases_to_train(recipe, last)
             for option in ("retrain", "extend"):
-                check_named(given.get(option, ()), phases, f"--{option}")
+                check_named(complete.get(option, ()), phases, f"--{option}")
             check_slices(recipe, phases)
 
 
 @dataclass
 class CheckedSubmissions:
-    """ASGI middleware that checks the parameters of new flow runs and schedules of our deployments, and names the runs.
-
-    Other requests pass. The answer to wrong parameters is status 422, with one sentence that Prefect's pages and command line show.
-    """
+    """ASGI middleware that checks and names new flow runs and schedules of our deployments. Wrong parameters answer 422."""
 
     app: ASGIApp
 

@@ -143,10 +143,7 @@ def describe_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
-    """Every value of a phase.
-
-    `parameters` counts all weights, `active_parameters` the weights that a token meets. Shares are percent. Batches are in sequences.
-    """
+    """Every value of a phase. `active_parameters` are the weights per token. Shares are percent, batches sequences."""
     from phasewise.trainer.model.params import count_active_parameters, count_parameters
 
     def entries(values: Steps[Any]) -> list[list[Any]]:
@@ -187,10 +184,7 @@ def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
 
 
 def describe_step(recipe: Recipe, phase: Phase, step: int) -> dict[str, Any]:
-    """The values for the update after `step` updates. `mixture_sequences` are the sequences of each component in a block.
-
-    After the last step of a phase, `ended` is true, the learning rate is the end of the schedule, and other values are of the last update.
-    """
+    """The values for the update after `step` updates. At the end of a phase (`ended`) most values are of the last update."""
     last = min(step, phase.stop_step - 1)
     return {
         "name": phase.name,

@@ -17,11 +17,7 @@ ABSENT = "not there"
 
 
 def describe_difference(target: str, scale: Scale, names: tuple[str, str]) -> dict[str, Any]:
-    """The differing fields of two phases. A name is a phase of the target, or `RECIPE/PHASE`. Raises ConfigError for unknown names.
-
-    Values by steps are compared stage by stage, because two phases rarely start at the same step. `mixture 2.flan` is the share of flan in
-    the second mixture of a phase.
-    """
+    """The differing fields of two phases of the target, or of `RECIPE/PHASE`, stage by stage. Raises ConfigError for unknown names."""
     recipe_name = split_target(target)[0]
     described: list[dict[str, Any]] = []
     for name in names:

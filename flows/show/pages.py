@@ -11,21 +11,8 @@ from phasewise.flows.recipes import load_record, split_target
 from phasewise.flows.recipes.catalogue import CATALOGUE
 from phasewise.flows.recipes.facts import Reported
 from phasewise.flows.recipes.recipe import Scale, scale_in_words
+from phasewise.flows.show import words
 from phasewise.flows.show.describe import change_in_words
-from phasewise.flows.show.words import (
-    LOSS_WORDS,
-    PACKING_WORDS,
-    arrows,
-    bias_in_words,
-    by_steps,
-    describe_model,
-    mixture_in_a_word,
-    model_in_words,
-    rate_ends,
-    rope_in_words,
-    rows_in_words,
-    shares,
-)
 from phasewise.tasks.phase_state import State
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.wording import in_words, number, tokens
@@ -76,7 +63,7 @@ def print_component(description: dict[str, Any]) -> None:
     if description["stand_in"] and not description["own_source"]:
         print_values(console, "its stand-in at proxy scale", _settings(description["stand_in"]))
     if description["length_bias"]:
-        print_values(console, "its documents by their length", {"are trained on": bias_in_words(description["length_bias"])})
+        print_values(console, "its documents by their length", {"are trained on": words.bias_in_words(description["length_bias"])})
     phases = {
         phase["name"]: ", ".join(f"{share:.2f} % from {step:,}" for step, share in phase["shares"]) for phase in description["phases"]
     }
@@ -116,15 +103,15 @@ def print_sources(description: dict[str, Any]) -> None:
         shown = {field: one for field, one in phase["sources"].items() if first.get(field) != one}
         more = ", if different" if first else ""
         first = first or phase["sources"]
-        for kind, words in KINDS.items():
+        for kind, label in KINDS.items():
             values: Values = {}
             for field, one in shown.items():
                 if one["kind"] == kind:
                     texts = list(dict.fromkeys(in_words(value) for value in _values_at(phase, field.split("."))))
                     text = "; ".join(texts[:3]) + ("; …" if len(texts) > 3 else "")
                     text = text if len(text) <= 60 else f"{text[:57]}…"
-                    values[field] = f"{mixture_in_a_word(phase['mixture']) if field == 'mixture' else text}  ({one['place']})"
-            print_values(console, f"{phase['name']}: {words}{more}", values)
+                    values[field] = f"{words.mixture_in_a_word(phase['mixture']) if field == 'mixture' else text}  ({one['place']})"
+            print_values(console, f"{phase['name']}: {label}{more}", values)
     if not first:
         console.print("This recipe has no published run: all values come from its file.")
 
@@ -178,7 +165,7 @@ def groups_of(phase: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, Val
             "declared changes": in_words(start["declares"]),
         }
     shown = segments if len(segments) <= MAX_SEGMENTS else segments[: MAX_SEGMENTS - 1]
-    rates = {"from → to": rate_ends(segments, phase["start_step"], phase["stop_step"])}
+    rates = {"from → to": words.rate_ends(segments, phase["start_step"], phase["stop_step"])}
     for part in shown:
         rates[f"{part['start_step']:,} → {part['end_step']:,}"] = f"{part['kind']}, {number(part['start'])} → {number(part['end'])}"
     if shown != segments:
@@ -191,17 +178,17 @@ def groups_of(phase: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, Val
             "tokens": f"{phase['tokens']:,} ({tokens(phase['tokens'])})",
             "tokens with its lineage": f"{phase['lineage_tokens']:,} ({tokens(phase['lineage_tokens'])})",
         },
-        "model": describe_model(phase),
+        "model": words.describe_model(phase),
         "tokenizer": {"name": tokenizer["name"] or "trained on the recipe's own training split", "entries": f"{tokenizer['vocab_size']:,}"},
         "optimizer": _settings(phase["optimizer"]),
         "learning rate": rates,
         "batch": {f"from {step:,}": f"{size:,} sequences of {phase['model']['seq_len']:,} tokens" for step, size in phase["batch"]},
-        "mixture": {f"from {step:,}": shares(mixture) for step, mixture in phase["mixture"]},
-        "stability": {name.replace("_", " "): by_steps(entries) for name, entries in phase["stability"].items()},
+        "mixture": {f"from {step:,}": words.shares(mixture) for step, mixture in phase["mixture"]},
+        "stability": {name.replace("_", " "): words.by_steps(entries) for name, entries in phase["stability"].items()},
         "recovery": _settings(phase["recovery"] or {"action": "stop"}),
         "order": _settings(phase["order"]),
-        "rows": {"packing": PACKING_WORDS[phase["packing"]], "loss on": LOSS_WORDS[phase["loss_on"]]},
-        "documents taken by their length": {name: bias_in_words(bias) for name, bias in phase["length_bias"].items()},
+        "rows": {"packing": words.PACKING_WORDS[phase["packing"]], "loss on": words.LOSS_WORDS[phase["loss_on"]]},
+        "documents taken by their length": {name: words.bias_in_words(bias) for name, bias in phase["length_bias"].items()},
         "checkpoints": _settings(phase["checkpoints"]),
         "evaluation": _settings({**phase["evaluation"], "held_out_tokens": phase["evaluation"]["held_out_tokens"] or "all"}),
         "measured while it trains": _settings(phase["instrumentation"]),
@@ -228,11 +215,11 @@ def print_step(phase: dict[str, Any], console: Console) -> None:
             f"{name} {share:.2f} % ({sequences[name]})" for name, share in mixture
         ),
         "slice": phase["slice"],
-        "model": model_in_words(model),
-        "RoPE": rope_in_words(model["rope"]),
+        "model": words.model_in_words(model),
+        "RoPE": words.rope_in_words(model["rope"]),
         "optimizer": in_words(phase["optimizer"]),
         "order": in_words(phase["order"]),
-        "rows": f"{PACKING_WORDS[phase['packing']]}; loss on {LOSS_WORDS[phase['loss_on']]}",
+        "rows": f"{words.PACKING_WORDS[phase['packing']]}; loss on {words.LOSS_WORDS[phase['loss_on']]}",
         **{name.replace("_", " "): in_words(phase[name]) for name in stability},
         "tokens of the phase before it": f"{phase['phase_tokens_before']:,}",
         "tokens of the lineage before it": f"{phase['lineage_tokens_before']:,}",
@@ -272,7 +259,24 @@ def print_table(description: dict[str, Any], console: Console, *, branches: bool
         console.print(f"source of {name}: {source['url']}", markup=False)
     for pin in description.get("pins", []):
         console.print(f"pin of {pin['component']} ({pin['split']}): {pin['digest'][:16]} at {pin['url']}", markup=False)
-    rows = [_row(phase) for phase in shown]
+    rows: list[dict[str, str]] = []
+    for phase in shown:
+        state = phase["verdict"]["state"]
+        model = f"{tokens(phase['parameters'])}{', QK-norm' if phase['model']['qk_norm'] else ''}"
+        if phase["model"]["experts"]:
+            model = f"{tokens(phase['parameters'])}, {tokens(phase['active_parameters'])} active"
+        row = {
+            "phase": phase["name"],
+            "steps": f"{phase['start_step']:,} → {phase['stop_step']:,}",
+            "tokens": tokens(phase["tokens"]),
+            "batch": words.arrows(phase["batch"]),
+            "rate": words.rate_ends(phase["learning_rate"], phase["start_step"], phase["stop_step"]),
+            "mixture": words.mixture_in_a_word(phase["mixture"]),
+            "slice": words.arrows(phase["slice"]),
+            "model": model,
+            "verdict": "–" if state == State.NOT_STARTED else f"{state} here" if state == State.REFUSED else state,
+        }
+        rows.append(row)
     widths = [MIN_WIDTHS.get(name) or max(len(row[name]) for row in rows) for name in COLUMNS]
     if console.width >= sum(widths) + len(COLUMNS):
         table = Table(box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
@@ -288,9 +292,9 @@ def print_table(description: dict[str, Any], console: Console, *, branches: bool
             numbers = f"{row['phase']:<{width}}  {row['steps']:<21}  {row['tokens']:<7}  {row['batch']}; {row['rate']}"
             console.print(Text(numbers))
             console.print(Text(f"  {row['mixture']}; {row['slice']}; {row['model']}; verdict {row['verdict']}", style="dim"))
-    lines = [f"{phase['name']}: {rows}" for phase in shown if (rows := rows_in_words(phase["packing"], phase["loss_on"]))]
+    lines = [f"{phase['name']}: {packed}" for phase in shown if (packed := words.rows_in_words(phase["packing"], phase["loss_on"]))]
     taken = {name: bias for phase in shown for name, bias in phase["length_bias"].items()}
-    lines += [f"documents of {name} by their length: {bias_in_words(bias)}" for name, bias in sorted(taken.items())]
+    lines += [f"documents of {name} by their length: {words.bias_in_words(bias)}" for name, bias in sorted(taken.items())]
     for line in lines:
         console.print(line, markup=False)
     for phase in shown:
@@ -317,21 +321,3 @@ def print_accepted(console: Console, accepts: list[dict[str, Any]]) -> None:
     for one in map(AcceptedWarning.model_validate, accepts):
         phases = f"in {', '.join(one.phases)}" if one.phases else "in every phase"
         console.print(f"accepts a warning of {one.table}: {one.words}, {phases}. {one.reason} ({one.source})", markup=False)
-
-
-def _row(phase: dict[str, Any]) -> dict[str, str]:
-    state = phase["verdict"]["state"]
-    model = f"{tokens(phase['parameters'])}{', QK-norm' if phase['model']['qk_norm'] else ''}"
-    if phase["model"]["experts"]:
-        model = f"{tokens(phase['parameters'])}, {tokens(phase['active_parameters'])} active"
-    return {
-        "phase": phase["name"],
-        "steps": f"{phase['start_step']:,} → {phase['stop_step']:,}",
-        "tokens": tokens(phase["tokens"]),
-        "batch": arrows(phase["batch"]),
-        "rate": rate_ends(phase["learning_rate"], phase["start_step"], phase["stop_step"]),
-        "mixture": mixture_in_a_word(phase["mixture"]),
-        "slice": arrows(phase["slice"]),
-        "model": model,
-        "verdict": "–" if state == State.NOT_STARTED else f"{state} here" if state == State.REFUSED else state,
-    }

@@ -16,16 +16,8 @@ from phasewise.tasks.phase_state import PhaseState, State, Work, read_work, sett
 from phasewise.tasks.site import gate_address
 from phasewise.tasks.training.pretrained import folder_of, read_import
 from phasewise.tasks.training.run_identity import damage_of_finished, differences, finished_result, has_result_of, is_begun, last_saved_step
+from phasewise.trainer.base import errors
 from phasewise.trainer.base.decision import Ruling, read_decisions, ruling_at, ruling_of
-from phasewise.trainer.base.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    PhasewiseError,
-    TrainingError,
-    VerdictError,
-    WaitsForPerson,
-)
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, read_sealed
 from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder, read_result
@@ -45,7 +37,7 @@ def named_phase(resolved: Resolved, phase: Phase | None, needed_by: str) -> Phas
     if phase is None:
         recipe = resolved.recipe
         names = ", ".join(f"{recipe.name}/{one.name}" for one in recipe.phases)
-        raise ConfigError(f"{needed_by} needs a phase, found the recipe {resolved.name}. Its phases are {names}.")
+        raise errors.ConfigError(f"{needed_by} needs a phase, found the recipe {resolved.name}. Its phases are {names}.")
     return phase
 
 
@@ -57,7 +49,7 @@ def trained_run(resolved: Resolved, phase: Phase) -> tuple[RunConfig, dict[str, 
     result = finished_result(run, digests=resolved.digests)
     if result is None:
         recipe = resolved.recipe
-        raise TrainingError(
+        raise errors.TrainingError(
             f"{resolved.recipe_name}/{phase.name} is not trained {scale_in_words(recipe.scale)} under {resolved.home.root}: "
             f"{why_not_trained(run, resolved.digests)}. Run `phasewise run {resolved.recipe_name}/{phase.name} {resolved.options}` first."
         )
@@ -65,11 +57,10 @@ def trained_run(resolved: Resolved, phase: Phase) -> tuple[RunConfig, dict[str, 
 
 
 def raise_unless_let_pass(verdict: Verdict, path: str | Path, approving: str) -> None:
-    """Raise the error of a verdict that stops its phase.
+    """Raise the error of a verdict that stops its phase. `path`: the file of the verdict, next to the decisions of people.
 
-    `path`: the file of the verdict, next to the decisions of people. Raises WaitsForPerson if a person may approve the failure, and has not
-    decided yet. Raises VerdictError if a person rejected the verdict, or it fails. The message has a line each for the problem and its
-    place, found value and limit, and the remedy, with the address of the verdict's page if it is served.
+    Raises WaitsForPerson if a person may still approve the failure, VerdictError for a rejected verdict and other failures. The message has
+    a line each for problem, value and limit, and remedy, with the address of the verdict's page if it is served.
     """
     ruling = ruling_of(verdict.model_dump(mode="json"), read_decisions(path))
     if ruling.lets_go_on:
@@ -78,11 +69,11 @@ def raise_unless_let_pass(verdict: Verdict, path: str | Path, approving: str) ->
     if page := gate_address(verdict.subject, Path(path).stem):
         lines.append(f"  see {page}")
     if ruling.decision:
-        raise VerdictError("\n".join([f"{verdict.subject} was {ruling.decision.words}", *lines]))
+        raise errors.VerdictError("\n".join([f"{verdict.subject} was {ruling.decision.words}", *lines]))
     if ruling.state == "waits":
         lines += [f"  void: {ruling.void}"] if ruling.void else []
-        raise WaitsForPerson("\n".join([*lines, f"  a person decides: {approving}"]), str(path))
-    raise VerdictError("\n".join(lines))
+        raise errors.WaitsForPerson("\n".join([*lines, f"  a person decides: {approving}"]), str(path))
+    raise errors.VerdictError("\n".join(lines))
 
 
 def approving_command(resolved: Resolved, phase: Phase) -> str:
@@ -104,33 +95,18 @@ Again = Literal["prepare", "judge", "train", "evaluate", "report"]
 
 
 class Finding(Frozen):
-    """The status of one result of a phase or a recipe.
-
-    Attributes:
-        holds: the result exists and is current. A current verdict may fail.
-        again: the work for a current result. None if the result holds.
-        why: reason that the result is missing, out of date, or stops the phase.
-        decided: decision of a person on a verdict, with name, time and reason.
-    """
+    """The status of a result of a phase or a recipe."""
 
     what: str
-    holds: bool
-    again: Again | None
-    why: str
-    decided: str = ""
+    holds: bool  # the result exists and is current. A current verdict may fail
+    again: Again | None  # the work for a current result
+    why: str  # reason if the result is missing, out of date, or stops the phase
+    decided: str = ""  # decision of a person on a verdict, with name, time and reason
 
 
 @dataclass(frozen=True)
 class PhaseRecord:
-    """The results of a phase in the home. Missing and outdated results are None.
-
-    Attributes:
-        findings: all checked results, in the order of their making. Results after an outdated one are not checked.
-        decisions: rulings on the verdicts, with the decisions of people. None without decisions.
-        asked: the ruling on a question of the training that stops it.
-        is_outdated: a result exists and is not current.
-        is_begun: the training began.
-    """
+    """The results of a phase in the home. Missing and outdated results are None."""
 
     phase: Phase
     run: RunConfig | None
@@ -139,11 +115,11 @@ class PhaseRecord:
     result: dict[str, Any] | None
     evaluation: dict[str, Any] | None
     model_verdict: Verdict | None
-    findings: tuple[Finding, ...] = ()
-    decisions: tuple[Ruling, ...] | None = None
-    asked: Ruling | None = None
-    is_outdated: bool = False
-    is_begun: bool = False
+    findings: tuple[Finding, ...] = ()  # in the order of making, up to an outdated result
+    decisions: tuple[Ruling, ...] | None = None  # rulings on the verdicts, with the decisions of people
+    asked: Ruling | None = None  # on a question that stops the training
+    is_outdated: bool = False  # a result exists and is not current
+    is_begun: bool = False  # the training began
 
     @property
     def rulings(self) -> tuple[Ruling, ...]:
@@ -164,10 +140,7 @@ class PhaseRecord:
 
     @property
     def state(self) -> State:
-        """The state by the results. `done`: trained on judged data, with passed gates. `refused`: a verdict fails, or a person rejected it.
-
-        A diverged run never waits for a person, because it has no checkpoint for the next phase.
-        """
+        """The state by the results. A diverged run never waits for a person, because there is no checkpoint for the next phase."""
         stopped_by: State | None = None
         asked = (self.asked,) if self.asked else ()
         stopped = [ruling.state for ruling in (*self.rulings, *asked) if not ruling.lets_go_on]
@@ -216,7 +189,7 @@ def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
     recipe, home, plan = resolved.recipe, resolved.home, resolved.plan
     try:
         run = resolved.run(phase)
-    except (TrainingError, CheckpointError) as error:
+    except (errors.TrainingError, errors.CheckpointError) as error:
         start = Finding(what="start", holds=False, again="train", why=str(error))
         had = read_result(home.run(recipe.run_name, phase.name)) is not None
         return PhaseRecord(phase, None, None, None, None, None, None, (start,), is_outdated=had)
@@ -226,9 +199,9 @@ def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
     found.add("caches", are_built, "prepare", "its caches are missing for the current sources, settings and code")
     rests_on: dict[str, str] = {}
     digests: dict[str, str] = {}
-    with suppress(DataError, TrainingError):
+    with suppress(errors.DataError, errors.TrainingError):
         rests_on = decided_by(resolved, phase, run)
-    with suppress(PhasewiseError):
+    with suppress(errors.PhasewiseError):
         digests = {name: read_manifest(folder).digest for name, folder in run.caches.items()}
     data_verdict = found.verdict("data", as_path(run.verdict), digests, phase.gates.data, rests_on)
     result = finished_result(run, plan, resolved.digests)
@@ -241,7 +214,7 @@ def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
     if result or (is_begun(run, plan) and health.exists() and metrics.exists()):  # a diverged run has a verdict on its training
         health_verdict = found.verdict("training", health, {METRICS_NAME: digest_of_file(metrics)}, phase.gates.health)
     if result:
-        with suppress(PhasewiseError):
+        with suppress(errors.PhasewiseError):
             evaluation = finished_evaluation(run, evaluation_key(run, result["params_digest"], plan, phase.evaluation.measured))
         had = folder.evaluation.exists()
         why = f"the evaluation of its last checkpoint is {'out of date' if had else 'missing'}"
@@ -294,7 +267,7 @@ class Findings:
         try:
             verdict = read_verdict(path)
             ruling = ruling_at(path)
-        except VerdictError as error:
+        except errors.VerdictError as error:
             self.add(name, False, "judge", str(error), had=True)
             return None
         if why := self._why_out_of_date(verdict, judged, rests_on or {}, limits):
@@ -312,7 +285,7 @@ class Findings:
             return
         try:
             question, ruling = read_verdict(path), ruling_at(path)
-        except VerdictError as error:
+        except errors.VerdictError as error:
             self.add(name, False, "train", str(error))
             return
         if not ruling.lets_go_on:
@@ -342,10 +315,7 @@ class Findings:
 
 
 def parent_evaluation(resolved: Resolved, phase: Phase) -> dict[str, Any] | None:
-    """The evaluation of the parent's final weights, or of the weights of a pretrained start.
-
-    None if the phase has no parent, or the evaluation is missing or of other weights.
-    """
+    """The evaluation of the parent's final weights, or of a pretrained start. None if the evaluation is missing or outdated."""
     digest: str | None = None
     if isinstance(phase.start, Pretrained):
         folder = folder_of(phase.start, phase.model, resolved.home, resolved.recipe.run_name)

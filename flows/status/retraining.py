@@ -8,14 +8,7 @@ from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved, resolve_phase
 from phasewise.flows.status.phase_status import read_record, why_not
 from phasewise.tasks.phase_state import State
-from phasewise.tasks.training.run_identity import (
-    differences,
-    extend_run,
-    finished_result,
-    is_begun,
-    last_saved_step,
-    why_not_extended,
-)
+from phasewise.tasks.training import run_identity
 from phasewise.trainer.base.decision import ruling_at
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TrainingError, VerdictError
 from phasewise.trainer.base.run_folder import RunFolder
@@ -40,17 +33,13 @@ class WouldReplace(PhasewiseError):
 
 
 class Replaced(NamedTuple):
-    """A phase whose checkpoints would be replaced.
-
-    `step`: of the newest complete checkpoint. `tokens`, `seconds`: the work of training again, at the measured speed. None without a
-    measurement.
-    """
+    """A phase whose checkpoints would be replaced."""
 
     phase: str
-    step: int
+    step: int  # of the newest complete checkpoint
     why: str
-    tokens: int
-    seconds: float | None
+    tokens: int  # of training again
+    seconds: float | None  # of training again at the measured speed, None without a measurement
 
     def __str__(self) -> str:
         duration = "duration unknown" if self.seconds is None else about(self.seconds)
@@ -65,9 +54,8 @@ def phases_to_train(recipe: Recipe, last: Phase | None) -> tuple[Phase, ...]:
 def check_ancestors_passed(resolved: Resolved, phase: Phase) -> None:
     """Check the verdicts of all ancestors before the data of a phase are prepared.
 
-    Fast checks come first: the verdicts exist and pass. If no plan exists yet, the verdicts must also be current in the plan of the parent,
-    because the data of a branch may be missing. Raises ParentNotDone if a verdict is missing or out of date. The message has the remedy.
-    Raises VerdictError if a verdict fails.
+    Without a plan, the verdicts must also be current in the parent's plan, because the data of a branch may be missing. Raises
+    ParentNotDone with the remedy if a verdict is missing or out of date, VerdictError if a verdict fails.
     """
     before = check_verdicts(resolved, phase)
     if before and not resolved.is_planned:
@@ -117,17 +105,17 @@ def find_replaced(resolved: Resolved, phases: Iterable[Phase]) -> tuple[Replaced
             run = resolved.run(phase)
         except TrainingError:  # the parent is not trained, so the phase has no start to compare
             continue
-        step = last_saved_step(run)
+        step = run_identity.last_saved_step(run)
         if step is None:
             continue
         before = [one.name for one in resolved.recipe.ancestors(phase) if one.name in found]
         if before:
             why = f"it starts from {before[-1]}, which is trained again"
-        elif finished_result(run, digests=resolved.digests) or is_begun(run):
+        elif run_identity.finished_result(run, digests=resolved.digests) or run_identity.is_begun(run):
             continue
         else:
-            why = name_some(differences(run), 3, "; ") or "its folder does not record its settings"
-            why += "" if why_not_extended(run) else f"; --extend {phase.name} continues it"
+            why = name_some(run_identity.differences(run), 3, "; ") or "its folder does not record its settings"
+            why += "" if run_identity.why_not_extended(run) else f"; --extend {phase.name} continues it"
         rows = [row for row in read_metrics(RunFolder(run.output).metrics) if row.get("step_seconds")]
         took = sum(row["step_seconds"] for row in rows)
         trained = sum(row["tokens"] for row in rows)
@@ -146,13 +134,13 @@ def extend_phases(resolved: Resolved, names: Iterable[str]) -> None:
     """Let the trained runs of these phases continue to the stop of the recipe. Raises ConfigError if a run cannot continue."""
     for name in names:
         run = resolved.run(resolved.recipe.phase(name))
-        if is_begun(run):
+        if run_identity.is_begun(run):
             continue
-        if why := why_not_extended(run):
+        if why := run_identity.why_not_extended(run):
             raise ConfigError(
                 f"--extend {name}: {why}. Raise stop_step in the recipe's file and keep the rest, or train again with --retrain {name}."
             )
-        extend_run(run)
+        run_identity.extend_run(run)
 
 
 def check_replaced(resolved: Resolved, found: Sequence[Replaced], retrain: Collection[str], *, asks_always: bool = False) -> None:

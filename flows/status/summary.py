@@ -18,16 +18,7 @@ from phasewise.flows.status.phase_status import PhaseRecord, read_records
 from phasewise.flows.status.recipe_status import PACKAGES, computed_of, headline, report_path, seal_report, status_of
 from phasewise.tasks.evaluation.ngram_baselines import baselines_path, read_baselines
 from phasewise.tasks.phase_state import State
-from phasewise.tasks.report.contents import (
-    BenchmarkReport,
-    MeasuredReport,
-    PhaseReport,
-    Points,
-    RecordReport,
-    Report,
-    RollBackReport,
-    VerdictReport,
-)
+from phasewise.tasks.report import contents
 from phasewise.tasks.report.sections import routing_of
 from phasewise.tasks.training.time_breakdown import read_goodput, read_time_breakdown, words_of
 from phasewise.trainer.base.run_folder import RunFolder
@@ -60,10 +51,7 @@ def shared_components(evaluations: Sequence[Mapping[str, Any] | None]) -> tuple[
 
 
 def macro_mean(evaluation: Mapping[str, Any] | None, shared: Sequence[Component]) -> tuple[float | None, float | None]:
-    """Macro bits per byte of the trained and of the averaged weights over the shared components, or without any over all.
-
-    Averaged weights have a mean over all components only. Values without a measurement are None.
-    """
+    """Macro bits per byte of trained and averaged weights over the shared components, or over all. None without a measurement."""
     if not evaluation:
         return None, None
     values = evaluation.get("bits_per_byte", {})
@@ -72,11 +60,8 @@ def macro_mean(evaluation: Mapping[str, Any] | None, shared: Sequence[Component]
     return sum(values[name] for name in shared) / len(shared), None
 
 
-def measured_of(record: PhaseRecord, folder: Path) -> tuple[MeasuredReport, ...]:
-    """A row for each benchmark, and a row for macro bits per byte.
-
-    `folder`: evidence tables of the phase's gate. They are used if the verdict is current and the values equal the evaluation's.
-    """
+def measured_of(record: PhaseRecord, folder: Path) -> tuple[contents.MeasuredReport, ...]:
+    """A row for each benchmark and for macro bits per byte. `folder`: evidence of the gate, if the values equal the evaluation's."""
     evaluation = record.evaluation
     if evaluation is None:
         return ()
@@ -91,7 +76,7 @@ def measured_of(record: PhaseRecord, folder: Path) -> tuple[MeasuredReport, ...]
             rows: list[dict[Any, Any]] = pd.read_parquet(path).to_dict("records")
             tables[name] = {str(row["name"]): row for row in rows}
     compared = {name: row for table in COMPARISONS for name, row in tables[table].items()}
-    measured: list[MeasuredReport] = []
+    measured: list[contents.MeasuredReport] = []
     for result in evaluation.get("results", []):
         what, value = f"{result['benchmark']} {result['metric']}", float(result["value"])
         needle, row = tables["needles"].get(what), tables["benchmarks"].get(what)
@@ -104,7 +89,7 @@ def measured_of(record: PhaseRecord, folder: Path) -> tuple[MeasuredReport, ...]
             comparable = tables["comparable"].get(what, {})
             fields = {"not_compared": str(comparable.get("differs") or comparable.get("why_not") or NOT_ALIKE)}
         known = {"stderr": _known(result.get("stderr")), "floor": _known(result.get("baseline"))}
-        measured.append(MeasuredReport.model_validate({"what": what, "higher_is_better": True, "value": value, **known, **fields}))
+        measured.append(contents.MeasuredReport.model_validate({"what": what, "higher_is_better": True, "value": value, **known, **fields}))
     if "macro_bits_per_byte" in evaluation:
         macro: dict[str, Any] = {"what": MACRO, "higher_is_better": False, "value": float(evaluation["macro_bits_per_byte"])}
         row, components = tables["bits_per_byte"].get(MACRO), evaluation.get("bits_per_byte", {})
@@ -116,13 +101,13 @@ def measured_of(record: PhaseRecord, folder: Path) -> tuple[MeasuredReport, ...]
                     "" if len(shared) == len(components) else f", of the {plural(len(shared), 'component')} that its parent was measured on"
                 )
                 macro |= {"what": f"{MACRO}{only}", "value": value, **_against(value, row)}
-        measured.append(MeasuredReport.model_validate(macro))
+        measured.append(contents.MeasuredReport.model_validate(macro))
     return tuple(measured)
 
 
-def curves_of(evaluation: Mapping[str, Any], stop_step: int) -> dict[str, Points]:
+def curves_of(evaluation: Mapping[str, Any], stop_step: int) -> dict[str, contents.Points]:
     """The scores and the macro bits per byte of the kept checkpoints and the end, or nothing if only the end is measured."""
-    curves: dict[str, Points] = {}
+    curves: dict[str, contents.Points] = {}
     points: list[Mapping[str, Any]] = [point for point in evaluation.get("curve", ()) if "results" in point]
     end: list[Mapping[str, Any]] = [{**evaluation, "step": stop_step}] if points else []
     for point in [*points, *end]:
@@ -221,7 +206,7 @@ def write_recipe_report(resolved: Resolved) -> None:
     resolved.digests.keep()
 
 
-def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
+def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> contents.Report:
     """The contents of the report."""
     from phasewise.trainer.model.params import count_parameters  # it imports JAX
 
@@ -241,7 +226,7 @@ def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
         "python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},
     }
-    return Report(
+    return contents.Report(
         recipe=recipe.name,
         scale=recipe.scale,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -256,7 +241,7 @@ def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
     )
 
 
-def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Component]) -> PhaseReport:
+def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Component]) -> contents.PhaseReport:
     recipe, home, phase = resolved.recipe, resolved.home, record.phase
     trace = f"phasewise trace {resolved.recipe_name}/{phase.name} {resolved.options}"
     result, evaluation = record.result or {}, record.evaluation or {}
@@ -266,7 +251,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
     paths = {name: home.verdict(recipe.run_name, phase.name, gate) for name, gate in gates}
     verdicts = (record.data_verdict, record.health_verdict, record.model_verdict)
     found = [(name, verdict) for name, verdict in zip(paths, verdicts, strict=True) if verdict]
-    judged: list[VerdictReport] = []
+    judged: list[contents.VerdictReport] = []
     for (name, verdict), ruling in zip(found, record.rulings, strict=True):
         decided = ruling.decision.words if ruling.decision else ""
         reasons = [f"{reason.sentence}{what_trained_there(reason, trace)}" for reason in verdict.reasons]
@@ -275,7 +260,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         findings = [finding for check in verdict.checks for finding in check.accepted]
         accepted = tuple(f"{one.worst.what}. Accepted: {one.warning.reason} ({one.warning.source})" for one in findings)
         fields = {"name": name, "counts": verdict.counts, "reasons": tuple(reasons), "accepted": accepted, "path": str(paths[name])}
-        judged.append(VerdictReport.model_validate({**fields, "ruling": ruling.state, "decided": decided}))
+        judged.append(contents.VerdictReport.model_validate({**fields, "ruling": ruling.state, "decided": decided}))
     starts = [step for step, _ in phase.mixture.within(phase.start_step, phase.stop_step)]
     mixture: list[tuple[int, dict[str, float]]] = []
     for start, stop in zip(starts, [*starts[1:], phase.stop_step], strict=True):
@@ -287,7 +272,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
     if isinstance(phase.start, Pretrained):
         reads.append(f"starts from the weights of {phase.start.pretrained}: whether they have seen test items is unknown")
     reads += [f"documents of {name} by their length: {bias_in_words(bias.model_dump(mode='json'))}" for name, bias in taken]
-    return PhaseReport(
+    return contents.PhaseReport(
         name=phase.name,
         start_step=phase.start_step,
         stop_step=phase.stop_step,
@@ -305,7 +290,8 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         ema_macro_bits_per_byte=ema_macro,
         curves=curves_of(evaluation, phase.stop_step),
         benchmarks=tuple(
-            BenchmarkReport(**{name: found[name] for name in BenchmarkReport.model_fields}) for found in evaluation.get("results", [])
+            contents.BenchmarkReport(**{name: found[name] for name in contents.BenchmarkReport.model_fields})
+            for found in evaluation.get("results", [])
         ),
         measured=measured_of(record, paths["gate"].with_suffix("")),
         declares=phase.start.declares if isinstance(phase.start, HandOff) else (),
@@ -315,7 +301,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         params_digest=result.get("params_digest"),
         reported=reported_by_the_record(recipe, phase.name),
         roll_backs=tuple(
-            RollBackReport(steps=str(one.window), sequences=one.sequences or 0, why=one.why, decided_by=one.decided_by)
+            contents.RollBackReport(steps=str(one.window), sequences=one.sequences or 0, why=one.why, decided_by=one.decided_by)
             for one in (read_roll_backs(Path(record.run.output), record.run.batch) if record.run else [])
         ),
         computed=computed_of(record),
@@ -324,12 +310,12 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
     )
 
 
-def reported_by_the_record(recipe: Recipe, phase: str) -> tuple[RecordReport, ...]:
+def reported_by_the_record(recipe: Recipe, phase: str) -> tuple[contents.RecordReport, ...]:
     """The published results of a phase. Scales below `full` get only scores and losses, and recipes of scale `own` none."""
     if recipe.scale == "own":
         return ()
     found = (
-        RecordReport(what=one.what, value=one.in_words, source=one.source, is_measure=one.kind in MEASURES)
+        contents.RecordReport(what=one.what, value=one.in_words, source=one.source, is_measure=one.kind in MEASURES)
         for one in results_of(recipe).get(phase, ())
     )
     return tuple(one for one in found if one.is_measure or recipe.scale == "full")

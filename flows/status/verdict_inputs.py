@@ -30,10 +30,7 @@ COMPARED_OTHERWISE = {"batch", "mixture", "components", "seq_len", "packing", "p
 
 
 def judge_data(resolved: Resolved, phase: Phase, gate: Callable[..., Verdict]) -> Verdict:
-    """Judge the data of a phase by `gate`, with the arguments of `tasks.validation.judge.judge_phase_data`.
-
-    Raises DataError if the caches have less text than the phase draws, because of a token budget.
-    """
+    """Judge the data of a phase by `gate`, as `judge_phase_data`. Raises DataError if a budget left less text than the phase draws."""
     from phasewise.validations.evidence.caches import hand_off_evidence  # pandas
 
     run, recipe = resolved.run(phase), resolved.recipe
@@ -93,11 +90,7 @@ def unreadable_key(phase: Phase, plan: DataPlan) -> str:
 
 
 def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> tuple[tuple[str, ...] | None, dict[str, Pair]]:
-    """The declared and the found changes of a hand-off as text, relative to the trained parent. None and nothing for a phase from scratch.
-
-    `run.json` of the parent has its settings. The contract in its checkpoint has data order, permutation version and data. Changes of the
-    recipe after the parent's training are found as well.
-    """
+    """The declared and the found changes of a hand-off as text, since the training of the parent. None and nothing from scratch."""
     if not isinstance(phase.start, HandOff) or run.start is None:
         return None, {}
     from phasewise.trainer.checkpoints.state import read_about  # it imports JAX
@@ -123,11 +116,7 @@ def _as_trained(parent: Phase, run_file: Path) -> Phase:
 
 
 def changes_of_contract(before: Mapping[str, Any], after: Mapping[str, Any], start_step: int) -> dict[str, Pair]:
-    """The differences between the data order contracts of the parent's checkpoint and of the phase, name → before and after.
-
-    Batches and mixtures are compared up to the hand-off, because the past decides the next rows. Components are compared if both contracts
-    have them, without their number of rows. All other fields must be equal.
-    """
+    """The differences of two data order contracts: batches and mixtures up to the hand-off, shared components, further fields."""
     contracts = (before, after)
     pairs: dict[str, list[Any]] = {
         "batches so far": [dict(Steps[int].model_validate(one["batch"]).within(0, start_step)) for one in contracts],

@@ -84,15 +84,11 @@ def unpack(file: WatchedFile, packed: io.BufferedReader, packing: str) -> io.Raw
 
 
 class Member(NamedTuple):
-    """A file in an archive.
+    """A file in an archive."""
 
-    `name`: its name in the archive. `open`: opens its bytes as a stream, which must be read before the next member. Raises `FileFault`.
-    `no_text`: reason why it has no text, such as a link. Otherwise empty.
-    """
-
-    name: str
-    open: Callable[[], io.RawIOBase]
-    no_text: str = ""
+    name: str  # in the archive
+    open: Callable[[], io.RawIOBase]  # its bytes, which must be read before the next member. Raises FileFault
+    no_text: str = ""  # reason why it has no text, such as a link
 
 
 def members(archive: str, file: WatchedFile, stream: io.BufferedReader) -> Iterator[Member]:

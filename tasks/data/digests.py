@@ -44,11 +44,7 @@ class Known(NamedTuple):
 
 
 class KnownDigests:
-    """The digests known to a command. Safe for threads.
-
-    `home`: keeps the digests for later commands. None keeps nothing. `reads_all`: whether to ignore digests of earlier commands.
-    `bytes_read`: bytes read for digests.
-    """
+    """The digests known to a command, safe for threads. `home` keeps the digests. `reads_all` ignores digests of earlier commands."""
 
     def __init__(self, home: Home | None = None, *, reads_all: bool = False, clock: Callable[[], int] = time.time_ns) -> None:
         self.home, self.reads_all, self.bytes_read = home, reads_all, 0
@@ -59,10 +55,7 @@ class KnownDigests:
         self._to_keep: dict[str, Known] = {}
 
     def content(self, url: str | Path, entry: StoreEntry | None = None) -> Content:
-        """The content of a file. Files of the home have SHA-256 on every store, because a copied home must have equal digests.
-
-        `entry`: metadata from a current listing of the store. None requests them. Raises OSError if the file is unreadable.
-        """
+        """The content of a file. Files of the home have SHA-256 on every store. `entry`: metadata of a new listing, None requests it."""
         entry = entry or store_entry(url)
         if (
             entry is not None
@@ -100,9 +93,8 @@ class KnownDigests:
     def changed(self, folder: Path, files: Mapping[str, str], seal: Path) -> list[str]:
         """The names of missing files and of files with other digests.
 
-        The sealed list is written last, so only a file with a later time is read. On a store objects are replaced as a whole, and opening a
-        cache compares sizes, so files are read only with `reads_all`. `files`: name → SHA-256, from the sealed list. `seal`: file with this
-        list.
+        The sealed list `files` (name → SHA-256, in the file `seal`) is written last, so only a file with a later time is read. On a store,
+        whose objects are replaced as a whole, files are read only with `reads_all`.
         """
         if file_system_of(folder) is not None and not self.reads_all:
             return []

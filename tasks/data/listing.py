@@ -33,17 +33,14 @@ PARTS_PER_COMPONENT, MIN_PART_BYTES, MAX_PART_BYTES = 64, 4 << 20, 256 << 20
 
 
 class Budget(Frozen):
-    """The part of a component's files that is read.
-
-    `part_bytes`: text bytes of a part of the documents, computed from the whole source, so that a larger budget has the same parts.
-    """
+    """The part of a component's files that is read."""
 
     tokens: int = Field(gt=0)  # requested number of tokens to train on
     files: int = Field(gt=0)  # files, bytes: chosen for these tokens. `of_files` and `of_bytes` are the totals of the source.
     of_files: int = Field(gt=0)
     bytes: int = Field(ge=0)
     of_bytes: int = Field(ge=0)
-    part_bytes: int = Field(gt=0)
+    part_bytes: int = Field(gt=0)  # text bytes of a part of the documents, by the whole source: a larger budget has the same parts
 
     @property
     def words(self) -> str:
@@ -110,16 +107,12 @@ class RejectedFile:
 
 @dataclass(frozen=True)
 class Expanded:
-    """The current selection of a source's globs.
+    """The current selection of a source's globs."""
 
-    `files`: name relative to the source's URL → URL, sorted by name. `excluded`: names that match `include` and `exclude`. `entries`:
-    metadata of a store's listing, by name. Empty for local files.
-    """
-
-    files: dict[str, str]
+    files: dict[str, str]  # name relative to the source's URL → URL, sorted by name
     rejected: tuple[RejectedFile, ...] = ()
-    excluded: tuple[str, ...] = ()
-    entries: Mapping[str, StoreEntry] = field(default_factory=dict[str, StoreEntry], compare=False)
+    excluded: tuple[str, ...] = ()  # names that match `include` and `exclude`
+    entries: Mapping[str, StoreEntry] = field(default_factory=dict[str, StoreEntry], compare=False)  # by name, of a store's listing
 
 
 @dataclass(frozen=True)
@@ -146,10 +139,7 @@ def at_commit(source: Source) -> Source:
 
 
 def expand(source: Source) -> Expanded:
-    """Select the files of a source. Raises DataError if a glob selects no file, as no part of a component may vanish silently.
-
-    Raises ConfigError if the package that reads the URL is not installed.
-    """
+    """Select the files of a source. Raises DataError if a glob selects no file, ConfigError without the package for the URL."""
     check_reader(source.root)
     try:
         file_system, root = fsspec.core.url_to_fs(source.root)

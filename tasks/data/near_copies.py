@@ -100,10 +100,14 @@ def find_near_copies(
     columns = [range(first, first + COLUMNS_PER_CALL) for first in range(0, MINIMA, COLUMNS_PER_CALL)]
     calls = [(folder, parts, one, share, shares) for one in columns for share in range(shares)]
     run("pairs of documents", pair_documents, calls)
-    count_own_minima(folder, total)
+    own = np.full(total, MINIMA, np.uint8)  # minima that at most `MAX_SHARING` documents have
+    for path in folder.glob("common-*.bin"):
+        common = _read(path, COMMON)
+        own[common["document"]] -= common["minima"]
+    write_atomically(folder / "own.bin", own.tobytes())
     ranges = [(folder, parts, first, min(first + DOCUMENTS_PER_COMPARISON, total)) for first in range(0, total, DOCUMENTS_PER_COMPARISON)]
     run("near copies", compare_pairs, ranges)
-    removed = remove_copies(folder, parts, choose_copies(folder), component=component, evidence=evidence, num_buckets=num_buckets)
+    removed = remove_copies(folder, parts, component=component, evidence=evidence, num_buckets=num_buckets)
     say(f"{component}: {-sum(removed):,} of {total:,} documents are near copies. They are listed in {evidence / REMOVED_NAME}")
     return removed
 
@@ -208,7 +212,15 @@ def pair_documents(folder: Path, parts: Sequence[Numbered], columns: range, buck
     """Write the pairs of documents with a common minimum in these columns, and for each document the number of its common minima."""
     pairs, common = [np.empty(0, PAIR)], [np.empty(0, "<u4")]
     for column in columns:
-        values, documents = _read_column(folder, parts, column, bucket, num_buckets)
+        of_parts, numbers = [np.empty(0, np.uint32)], [np.empty(0, np.uint32)]
+        for part in parts:
+            of_part = _read(folder / f"{part.name}.signatures", "<u4", column * part.documents, (column + 1) * part.documents)
+            has_words = np.diff(_read(folder / f"{part.name}.starts", "<i8")) > 0
+            if num_buckets > 1:
+                has_words &= ((of_part * np.uint32(0x9E3779B1)) >> np.uint32(8)) % np.uint32(num_buckets) == bucket
+            of_parts.append(of_part[has_words])
+            numbers.append((part.first + np.flatnonzero(has_words)).astype(np.uint32))
+        values, documents = np.concatenate(of_parts), np.concatenate(numbers)
         order = np.argsort(values, kind="stable")
         values, documents = values[order], documents[order]
         starts = np.flatnonzero(np.append(True, values[1:] != values[:-1])) if len(values) else np.empty(0, np.int64)
@@ -231,19 +243,6 @@ def pair_documents(folder: Path, parts: Sequence[Numbered], columns: range, buck
     write_atomically(folder / f"common-{columns[0]:03d}-{bucket:03d}.bin", table.tobytes())
 
 
-def _read_column(folder: Path, parts: Sequence[Numbered], column: int, bucket: int, num_buckets: int) -> tuple[np.ndarray, np.ndarray]:
-    """The minima of one hash function that belong to a bucket, and the numbers of their documents."""
-    values, documents = [np.empty(0, np.uint32)], [np.empty(0, np.uint32)]
-    for part in parts:
-        of_part = _read(folder / f"{part.name}.signatures", "<u4", column * part.documents, (column + 1) * part.documents)
-        has_words = np.diff(_read(folder / f"{part.name}.starts", "<i8")) > 0
-        if num_buckets > 1:
-            has_words &= ((of_part * np.uint32(0x9E3779B1)) >> np.uint32(8)) % np.uint32(num_buckets) == bucket
-        values.append(of_part[has_words])
-        documents.append((part.first + np.flatnonzero(has_words)).astype(np.uint32))
-    return np.concatenate(values), np.concatenate(documents)
-
-
 def _as_pairs(first: np.ndarray, second: np.ndarray, agreeing: int) -> np.ndarray:
     pairs = np.empty(len(first), PAIR)
     pairs["pair"] = (first.astype(np.uint64) << np.uint64(32)) | second
@@ -259,15 +258,6 @@ def _merged(pairs: np.ndarray) -> np.ndarray:
     if len(pairs):
         merged["agreeing"] = np.add.reduceat(pairs["agreeing"], starts)
     return merged
-
-
-def count_own_minima(folder: Path, documents: int) -> None:
-    """Write for each document the number of minima that at most `MAX_SHARING` documents have."""
-    own = np.full(documents, MINIMA, np.uint8)
-    for path in folder.glob("common-*.bin"):
-        common = _read(path, COMMON)
-        own[common["document"]] -= common["minima"]
-    write_atomically(folder / "own.bin", own.tobytes())
 
 
 def compare_pairs(folder: Path, parts: Sequence[Numbered], first: int, stop: int) -> None:
@@ -326,24 +316,17 @@ def _mapped(path: Path, dtype: Any) -> np.ndarray:
     return np.memmap(path, dtype, "r") if is_local else _read(path, dtype)
 
 
-def choose_copies(folder: Path) -> dict[int, tuple[int, float]]:
-    """The number of each document to leave out, with the number of the kept document and their similarity.
+def remove_copies(folder: Path, parts: Sequence[Numbered], *, component: str, evidence: Path, num_buckets: int) -> tuple[int, int]:
+    """Write the rows to leave out, and the evidence: every removed document with the kept one, counts and samples.
 
     A document is left out if it is a near copy of an earlier document that is kept. So no near copy remains beside its original.
     """
     near = np.concatenate([np.empty(0, NEAR), *(_read(path, NEAR) for path in sorted(folder.glob("near-*.bin")))])
     near = near[np.lexsort((near["kept"], near["removed"]))]
-    chosen: dict[int, tuple[int, float]] = {}
-    for kept, removed, similarity in near.tolist():  # all pairs of an earlier document come first
-        if kept not in chosen and (removed not in chosen or similarity > chosen[removed][1]):
-            chosen[removed] = (kept, similarity)
-    return chosen
-
-
-def remove_copies(
-    folder: Path, parts: Sequence[Numbered], chosen: dict[int, tuple[int, float]], *, component: str, evidence: Path, num_buckets: int
-) -> tuple[int, int]:
-    """Write the rows to leave out, and the evidence: every removed document with the kept one, counts and samples."""
+    chosen: dict[int, tuple[int, float]] = {}  # number of a document to leave out → of the kept document, and their similarity
+    for kept, copy, similarity in near.tolist():  # all pairs of an earlier document come first
+        if kept not in chosen and (copy not in chosen or similarity > chosen[copy][1]):
+            chosen[copy] = (kept, similarity)
     numbers = np.array(sorted({*chosen, *(kept for kept, _ in chosen.values())}), np.int64)
     samples = set(sorted(chosen)[:: max(1, -(-len(chosen) // MAX_SAMPLES))])
     quoted = samples | {chosen[one][0] for one in samples}

@@ -51,21 +51,17 @@ class CachePlan:
 
 @dataclass(frozen=True)
 class ComponentPlan:
-    """A component: current files, documents and caches.
-
-    `source`: a data set of the hub is at the listed commit. `near_copies`: folder of the evidence on near copies. `revision`: the recipe's
-    name for this commit. `length_bias`: selects training documents by their length. None takes all.
-    """
+    """A component: current files, documents and caches."""
 
     name: str
-    source: Source
+    source: Source  # a data set of the hub is at the listed commit
     listing: Listing
     documents: CachePlan
     train: CachePlan
     held_out: CachePlan
-    near_copies: Path
-    revision: str | None = None
-    length_bias: LengthBias | None = None
+    near_copies: Path  # folder of the evidence on near copies
+    revision: str | None = None  # the recipe's name for the commit
+    length_bias: LengthBias | None = None  # selects training documents by their length. None takes all
 
     @cached_property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -96,10 +92,7 @@ class ComponentPlan:
 
 @dataclass(frozen=True)
 class DataPlan:
-    """The components of a recipe, the tokenizer, and the benchmarks made from held-out text.
-
-    `digests`: the digests of the sources' files that the plan used.
-    """
+    """The components of a recipe, the tokenizer, and the benchmarks made from held-out text."""
 
     components: dict[str, ComponentPlan]
     tokenizer_components: tuple[str, ...]
@@ -109,7 +102,7 @@ class DataPlan:
     lock: Path
     special_tokens: tuple[str, ...] = ()  # tokens of chat templates, sorted, without the BOS and EOS token
     around: DocumentTokens = OUR_TOKENS
-    digests: KnownDigests = field(default_factory=KnownDigests, repr=False, compare=False)
+    digests: KnownDigests = field(default_factory=KnownDigests, repr=False, compare=False)  # of the sources' files
 
     @property
     def is_built(self) -> bool:
@@ -144,18 +137,9 @@ def plan_data(
 ) -> DataPlan:
     """List the files of the sources with their digests and derive every key and folder. A pin changes the folder and keeps the key.
 
-    Args:
-        tokenizer_name: a name on the hub, or a folder as in `names_folder`. None trains a tokenizer.
-        tokenizer_components: components whose text trains the tokenizer. None is all.
-        special_tokens: tokens that the tokenizer needs in addition to the tokens of the chat templates.
-        around: the tokens at the begin and the end of a document.
-        benchmark_components: components whose held-out text gives the benchmarks. None is all.
-        digests: None is the digests of earlier commands in the home.
-        budgets: component → tokens to train on. Components without a budget are read completely.
-        length_bias: component → selection of training documents by length.
-
-    Raises:
-        ConfigError, DataError: as `expand`, `checked_file` and `template_of`.
+    `tokenizer_name`: on the hub, or a folder. None trains a tokenizer on `tokenizer_components`. `special_tokens`: besides the tokens of
+    chat templates. `budgets`: component → tokens to train on. None is all components, or no budget. Raises ConfigError or DataError as
+    `expand`, `checked_file` and `template_of`.
     """
     digests = KnownDigests(home) if digests is None else digests
     fixed = {name: at_commit(source) for name, source in sorted(sources.items())}

@@ -209,11 +209,7 @@ def _report_unreadable(missing: Sequence[ComponentPlan], records: Mapping[str, l
 
 
 def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) -> bool:
-    """Copy, download or train the tokenizer if it is missing. Return whether it was missing.
-
-    Raises ConfigError if `name` is a folder without a tokenizer. Raises DataError if the download fails, the file was edited, a special
-    token of documents or of a chat template is missing, or the tokenizer has more entries than `vocab_size`.
-    """
+    """Copy, download or train a missing tokenizer, and return whether it was missing. Raises ConfigError or DataError for an unfit one."""
     path = plan.tokenizer
     is_missing = not path.exists()
     if is_missing:

@@ -106,10 +106,7 @@ class Source(Frozen):
         return f"{protocol}://{'/'.join([kind, owner, f'{name}@{self.revision}', *folders])}"
 
     def described(self) -> dict[str, Any]:
-        """The source in a manifest. The folder of local files is omitted, because a copy is the same source.
-
-        `deduplicate` is omitted if it is `exact`, as in older manifests.
-        """
+        """The source in a manifest, without the folder of local files, because a copy is the same source, and without `exact`."""
         fields = self.model_dump(mode="json")
         if self.deduplicate == "exact":
             del fields["deduplicate"]
@@ -119,10 +116,7 @@ class Source(Frozen):
 
 
 class Piece(Frozen):
-    """A part of a file for one worker: bytes `[start, stop)` of plain JSON lines, or a whole file (`None`).
-
-    A line belongs to the piece with its first byte. `name` is relative to the source's URL.
-    """
+    """A part of a file for one worker: a whole file, or plain JSON lines whose first byte is in `[start, stop)`."""
 
     name: str
     url: str

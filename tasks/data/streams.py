@@ -147,10 +147,7 @@ class ByteStream(io.RawIOBase):
 
 
 class WatchedFile(ByteStream):
-    """A file that keeps errors of the file system and counts the bytes read and unpacked.
-
-    `failure`: the error of the file system. `taken_bytes`: bytes read. `unpacked_bytes`: of any layer.
-    """
+    """A file that keeps an error of the file system (`failure`), and counts bytes read (`taken_bytes`) and unpacked, of any layer."""
 
     def __init__(self, file: Any):
         self._file = file
@@ -270,10 +267,7 @@ def again(start: bytes, failure: Exception | None, read: Callable[[int], bytes |
 
 
 class Measured(ByteStream):
-    """The output of `read` as a stream. Its bytes count as unpacked bytes of `file`, if any.
-
-    Raises FileFault during reading, if the file expands too much. Reading twice does not raise the limit.
-    """
+    """The output of `read` as a stream, counted as unpacked bytes of `file`. Raises FileFault if the file expands too much."""
 
     def __init__(self, file: WatchedFile | None, read: Callable[[int], bytes]):
         self._file, self._read = file, read

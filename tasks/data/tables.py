@@ -19,19 +19,7 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from phasewise.tasks.data import table_process
-from phasewise.tasks.data.findings import (
-    MAX_DOCUMENT_BYTES,
-    Fault,
-    FileFault,
-    Finding,
-    Record,
-    Sift,
-    Taken,
-    check_expansion,
-    reason_against,
-    sample_of,
-)
+from phasewise.tasks.data import findings, table_process
 from phasewise.tasks.data.table_process import BINARY_OF, CPU_SECONDS, is_in
 
 TableFormat = Literal["parquet", "arrow"]
@@ -80,13 +68,13 @@ def open_table(file: io.BufferedReader, table_format: TableFormat) -> Iterator[T
     """Open a seekable file in a reader process. Raises FileFault if the file is bad, ReaderKilled if another process killed the reader."""
     size = file.seek(0, io.SEEK_END)
     if size == 0:
-        raise FileFault("empty file", "it has no bytes")
+        raise findings.FileFault("empty file", "it has no bytes")
     magic = MAGIC[table_format]
     file.seek(0)
     start = file.read(len(magic))
     file.seek(max(0, size - len(magic)))
     if magic.startswith(start) and (size < 2 * len(magic) or file.read() != magic):
-        raise FileFault("truncated", f"the file begins with {start!r} and does not end with it")
+        raise findings.FileFault("truncated", f"the file begins with {start!r} and does not end with it")
     reader = _idle.pop() if _idle and _idle[-1].owner == os.getpid() else _Reader()
     try:
         header, content = reader.ask(file, ["open", table_format, size])
@@ -99,8 +87,8 @@ def open_table(file: io.BufferedReader, table_format: TableFormat) -> Iterator[T
 
 
 def read_texts(
-    file: io.BufferedReader, table_format: TableFormat, *, text_key: str, field_keys: Sequence[str], sift: Sift
-) -> Iterator[Finding]:
+    file: io.BufferedReader, table_format: TableFormat, *, text_key: str, field_keys: Sequence[str], sift: findings.Sift
+) -> Iterator[findings.Finding]:
     """The text of each row. Raises FileFault if the file is damaged, expands too much, or lacks a column, or the column has no text."""
     size = file.seek(0, io.SEEK_END)
     row = text_bytes = 0
@@ -108,7 +96,7 @@ def read_texts(
         schema = table.schema
         path, text_type = _find(schema, text_key)
         if _value_type(text_type) not in BINARY_OF:
-            raise FileFault("wrong type", f"column {text_key!r} holds {text_type}, not text")
+            raise findings.FileFault("wrong type", f"column {text_key!r} holds {text_type}, not text")
         fields = {key: _find(schema, key)[0] for key in field_keys}
         others = [
             field.name
@@ -118,7 +106,7 @@ def read_texts(
         for batch, beside in table.batches([".".join(one) for one in (path, *fields.values())], others):
             texts = raw_values(_column(batch, path))
             text_bytes += sum(len(raw) for raw in texts if raw is not None)
-            check_expansion(text_bytes, size)
+            findings.check_expansion(text_bytes, size)
             values: dict[str, Sequence[object]] = {}
             for key, path_of_key in fields.items():
                 column = _column(batch, path_of_key)
@@ -131,16 +119,16 @@ def read_texts(
                 where = f"row {row}"
                 row += 1
                 raw = raw or b""  # null is an empty text
-                if len(raw) > MAX_DOCUMENT_BYTES:
-                    yield Fault("too long", where, sample_of(raw))
+                if len(raw) > findings.MAX_DOCUMENT_BYTES:
+                    yield findings.Fault("too long", where, findings.sample_of(raw))
                     continue
                 try:
                     text = raw.decode()
                 except UnicodeDecodeError:
-                    yield Fault(reason_against(raw), where, sample_of(raw))
+                    yield findings.Fault(findings.reason_against(raw), where, findings.sample_of(raw))
                     continue
                 found = sift(text, where, {key: column[number] for key, column in values.items()})
-                yield found._replace(beside=beside) if beside and isinstance(found, Record) else found
+                yield found._replace(beside=beside) if beside and isinstance(found, findings.Record) else found
 
 
 def read_records(
@@ -149,8 +137,8 @@ def read_records(
     *,
     keys: Sequence[str],
     leave_out: Collection[str],
-    take: Callable[[Mapping[str, object], str], Taken],
-) -> Iterator[Taken]:
+    take: Callable[[Mapping[str, object], str], findings.Taken],
+) -> Iterator[findings.Taken]:
     """The finding of each row by `take`. Further columns with large or binary values are `NOT_LOOKED_AT`. Raises as `read_texts`."""
     with open_table(file, table_format) as table:
         schema = table.schema
@@ -158,7 +146,7 @@ def read_records(
         for key in keys:
             name = key if key in schema.names else key.split(".")[0]
             if schema.get_field_index(name) < 0:
-                raise FileFault("missing key", f"no one column {key!r} among {', '.join(schema.names)}")
+                raise findings.FileFault("missing key", f"no one column {key!r} among {', '.join(schema.names)}")
             if name not in columns:
                 columns.append(name)
         not_looked_at: dict[str, object] = {}
@@ -177,7 +165,7 @@ def read_records(
                 where = f"row {row}"
                 row += 1
                 if isinstance(record, str):
-                    yield Fault("not UTF-8", where, sample_of(record.encode(errors="replace")))
+                    yield findings.Fault("not UTF-8", where, findings.sample_of(record.encode(errors="replace")))
                 else:
                     yield take(record | not_looked_at, where)
 
@@ -200,7 +188,7 @@ def _find(schema: pa.Schema, key: str) -> tuple[tuple[str, ...], Any]:
     for name in path:
         index = level.get_field_index(name) if isinstance(level, pa.Schema | pa.StructType) else -1
         if index < 0:
-            raise FileFault("missing key", f"no one column {key!r} among {', '.join(schema.names)}")
+            raise findings.FileFault("missing key", f"no one column {key!r} among {', '.join(schema.names)}")
         level = level.field(index).type
     return path, level
 
@@ -275,7 +263,7 @@ class _Reader:
                     self._channel.send_bytes(file.read(details[1]))
                 elif kind == "fault":
                     self.is_waiting = details[0] != "expands too much"  # memory of such a file would count against the next
-                    raise FileFault(*details)
+                    raise findings.FileFault(*details)
                 else:
                     self.is_waiting = kind == "end"
                     return [kind, *details], content
@@ -284,8 +272,8 @@ class _Reader:
             if code == -signal.SIGKILL:
                 raise ReaderKilled("the process that reads a table was killed: is memory short?") from None
             why = f"takes more than {CPU_SECONDS:g} s for some of its rows" if code == -signal.SIGPROF else f"ends pyarrow (code {code})"
-            raise FileFault("unreadable", f"reading it {why}") from None
-        raise FileFault("unreadable", f"reading it takes more than {WALL_SECONDS:g} s for some of its rows")
+            raise findings.FileFault("unreadable", f"reading it {why}") from None
+        raise findings.FileFault("unreadable", f"reading it takes more than {WALL_SECONDS:g} s for some of its rows")
 
     def close(self) -> None:
         self._channel.close()

@@ -74,10 +74,7 @@ class Renderer:
         self._lock = Lock()
 
     def ask(self, template: str, tokens: tuple[str, str], conversations: Sequence[bytes]) -> list[list[Any]]:
-        """Compile a template and render conversations. The answers are those of `sandbox.py`: `[kind, …]`, the template's first.
-
-        If the template does not compile or a limit ends the process, this is the last answer. A killed process is restarted.
-        """
+        """Compile a template and render conversations, with answers as of `sandbox.py`. A failure or a limit ends the answers."""
         limits = (SECONDS, MEMORY_MIB * 2**20, CHARACTERS, CHARACTERS_A_BYTE)
         header = _encode([len(conversations), template, limits, *tokens]).encode(errors="surrogatepass")
         request = b"\n".join((header, *conversations, b""))
@@ -232,11 +229,7 @@ class ChatTemplate:
         self.special_tokens = special_tokens_in(text, special_tokens)
 
     def render(self, messages: Messages, where: str, *, add_generation_prompt: bool = False) -> Rendered:
-        """Render a conversation.
-
-        Raises Refused if the template refuses the conversation. Raises NotMarked if an answer has the weight 0, and the template does not
-        mark its text. Raises DataError if the template fails, exceeds a limit, or uses a forbidden attribute. The message has the place.
-        """
+        """Render a conversation. Raises Refused by the template, NotMarked for an unmarked answer of weight 0, DataError for a failure."""
         line = line_of(messages)
         (found,) = self.render_all([Asked(messages, PROMPTED + line if add_generation_prompt else line, where)])
         if isinstance(found, Rendered):

@@ -185,11 +185,7 @@ def open_tokenizer(file: Path) -> "Tokenizer":
 
 
 def build_pre_tokenizer(name: SplitName) -> "PreTokenizer":
-    """Cut a text and write the bytes of each piece as characters of byte-level BPE.
-
-    `name`: `trinity` has the stages digits, scripts and words of the Trinity Large report, 2.1.1. `llama3` has one pattern. `gpt2` is the
-    pattern of a recipe's own tokenizer. `neox` adds runs of spaces to it. `llama2` has the rules of Llama 2.
-    """
+    """Cut a text by the patterns of `name`, and write the bytes of each piece as characters of byte-level BPE."""
     from tokenizers import Regex, pre_tokenizers
 
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PATTERNS[name]]
@@ -227,9 +223,8 @@ def train(
 ) -> Trained:
     """Train on the first documents of each component with at least `max_bytes` bytes in total.
 
-    `components`: component → training texts. Special tokens in them are not trained on. `special_tokens`: further special tokens, such as
-    those of a chat template. They follow BOS and EOS. Raises ConfigError if the vocabulary is smaller than bytes and special tokens. Raises
-    DataError if the text has too few different pairs for this vocabulary.
+    `components`: component → training texts. Special tokens in them are not trained on. `special_tokens`: after BOS and EOS. Raises
+    ConfigError if the vocabulary has no room for them, DataError if the text has too few different pairs.
     """
     check_vocab_size(vocab_size, special_tokens)
     amounts: dict[str, Amount] = {}
@@ -257,11 +252,8 @@ def train(
 def truncate(content: str, vocab_size: int, special_tokens: Sequence[str] = ()) -> str:
     """Truncate a tokenizer to its first `vocab_size` entries. The result is the text of a `tokenizer.json`.
 
-    Merges are in the order of training and depend only on earlier merges. Training at the smaller size therefore gives the same tokenizer
-    (Trinity Large report, 2.1.2).
-
-    `special_tokens`: of the training, without BOS and EOS. Raises ConfigError if the size is larger than the vocabulary, or too small for
-    bytes and special tokens. Raises DataError if the entries are not special tokens, bytes and merges, in this order.
+    Merges depend only on earlier merges, so training at the smaller size gives the same tokenizer (Trinity Large report, 2.1.2). Raises
+    ConfigError for an impossible size, DataError if the entries are not special tokens, bytes and merges, in this order.
     """
     check_vocab_size(vocab_size, special_tokens)
     written: dict[str, Any] = parse_json(content)

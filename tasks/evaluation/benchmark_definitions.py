@@ -23,17 +23,14 @@ class Rows(Frozen):
 
 
 class Part(Frozen):
-    """An lm-eval task. `include` is a path below `lm_eval/tasks`, `file` a path of items with `{split}`, `rows` None is all rows.
-
-    `files` has the paths of each split in place of `file`.
-    """
+    """An lm-eval task. `include` is a path below `lm_eval/tasks`, `file` a path of items with `{split}`, `rows` None is all rows."""
 
     task: str
     include: str = ""
     file: str
     split: str = ""
     rows: Rows | None = None
-    files: Mapping[str, tuple[str, ...]] = {}
+    files: Mapping[str, tuple[str, ...]] = {}  # paths of each split in place of `file`
 
     def files_of(self, split: str) -> tuple[str, ...]:
         """Return the paths of a split, relative to the folder of items."""

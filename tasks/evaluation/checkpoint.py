@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from phasewise.tasks.data.template import chat_of, turn_end_ids
 from phasewise.tasks.data.tokenizer import load_tokenizer, shared_special_tokens
-from phasewise.tasks.evaluation import harness
+from phasewise.tasks.evaluation import harness, settings
 from phasewise.tasks.evaluation.benchmark_definitions import Asked, Definition, Part
 from phasewise.tasks.evaluation.corpus_fit import Corpus, measure_fit, tokenize
 from phasewise.tasks.evaluation.harness import BenchmarkResult, ItemAnswer
@@ -20,15 +20,6 @@ from phasewise.tasks.evaluation.held_out import HeldOutTokens, read_held_out_tok
 from phasewise.tasks.evaluation.made_benchmarks import Benchmark, read_benchmark_folder
 from phasewise.tasks.evaluation.phase_evaluation import EvaluationRequest, finished_evaluation, read_schedule_point
 from phasewise.tasks.evaluation.scoring import Window, bits_per_byte, score_windows
-from phasewise.tasks.evaluation.settings import (
-    ItemFolders,
-    Measured,
-    Renderings,
-    made_of,
-    measure_renderings,
-    needles_of,
-    real_of,
-)
 from phasewise.tasks.progress import advance, say
 from phasewise.trainer.base.errors import CheckpointError, DataError
 from phasewise.trainer.base.identity import write_sealed
@@ -73,7 +64,7 @@ def evaluate_phase(request: EvaluationRequest) -> dict[str, Any]:
     caches = {name: as_path(url) for name, url in request.held_out.items()}
     held_out = read_held_out_tokens(caches, tokenizer, max_tokens=measured.held_out_tokens)
     haystack: Sequence[str] = ()
-    if needles_of(measured.benchmarks):
+    if settings.needles_of(measured.benchmarks):
         from phasewise.tasks.evaluation.gate_benchmarks import words_of_held_out
 
         haystack = words_of_held_out({name: caches[name] for name in request.haystack}, tokenizer)
@@ -142,14 +133,21 @@ def curve_of(run: RunConfig, folder: Path, every_steps: int, measure_at: Callabl
 
 def evaluate_model(
     *, params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: str | Path, names: Sequence[str],
-    held_out: Mapping[str, HeldOutTokens], real: ItemFolders | None = None, renderings: Renderings | None = None,
+    held_out: Mapping[str, HeldOutTokens], real: settings.ItemFolders | None = None, renderings: settings.Renderings | None = None,
     haystack: Sequence[str] = (), ends: Collection[int] = (), own_text: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the named benchmarks (`real` has the folders of items), and bits per byte of each component's held-out text, offline."""
-    described = read_benchmark_folder(benchmarks).only(made_of(names))
+    described = read_benchmark_folder(benchmarks).only(settings.made_of(names))
     model = open_model(params, config, tokenizer, held_out, ends)
     results = measure_benchmarks(model, benchmarks, names, real, haystack)
     measured = bits_per_byte(model.params, config, held_out)
+    of_own_text: dict[str, dict[str, Any]] = {}  # each file and folder of an own held-out text, with a digest of its texts
+    if own_text:
+        corpus = Corpus(as_path(own_text).expanduser())
+        texts = tokenize(corpus.documents(), model.tokenizer)
+        for name, one in measure_fit({"last": model.params}, model.config, model.begin_of_text, texts).subsets.items():
+            digest = corpus.subsets[name].text_digest
+            of_own_text[name] = {"bits_per_byte": one["fit"]["last"]["bits_per_byte"], "digest": digest}
     return {
         "benchmarks": sorted(names),
         "benchmarks_digest": described.digest,
@@ -157,19 +155,8 @@ def evaluate_model(
         "bits_per_byte": measured.components,
         "macro_bits_per_byte": measured.macro,
         "finite": math.isfinite(measured.macro),
-        **({"renderings": measure_renderings(model, renderings)} if renderings else {}),
-        **({OWN_TEXT: measure_own_text(model, own_text)} if own_text else {}),
-    }
-
-
-def measure_own_text(model: "JaxLanguageModel", url: str) -> dict[str, dict[str, Any]]:
-    """Measure bits per byte of each file and folder of an own held-out text, with a digest of its texts."""
-    corpus = Corpus(as_path(url).expanduser())
-    texts = tokenize(corpus.documents(), model.tokenizer)
-    found = measure_fit({"last": model.params}, model.config, model.begin_of_text, texts).subsets
-    return {
-        name: {"bits_per_byte": one["fit"]["last"]["bits_per_byte"], "digest": corpus.subsets[name].text_digest}
-        for name, one in found.items()
+        **({"renderings": settings.measure_renderings(model, renderings)} if renderings else {}),
+        **({OWN_TEXT: of_own_text} if own_text else {}),
     }
 
 
@@ -185,15 +172,15 @@ def open_model(
 
 
 def measure_benchmarks(
-    model: "JaxLanguageModel", benchmarks: str | Path, names: Sequence[str], real: ItemFolders | None, haystack: Sequence[str] = ()
+    model: "JaxLanguageModel", benchmarks: str | Path, names: Sequence[str], real: settings.ItemFolders | None, haystack: Sequence[str] = ()
 ) -> list[BenchmarkResult]:
     """Measure the named benchmarks. Arguments and errors as in `evaluate_model`."""
-    described = read_benchmark_folder(benchmarks).only(made_of(names)).benchmarks
+    described = read_benchmark_folder(benchmarks).only(settings.made_of(names)).benchmarks
     results: list[BenchmarkResult] = []
     for benchmark in described:
         advance("evaluate", len(results), len(names), f"benchmarks, now {benchmark.name}")
         results.append(_measure_made(model, as_path(benchmarks), benchmark))
-    labels, needles = real_of(names), needles_of(names)
+    labels, needles = settings.real_of(names), settings.needles_of(names)
     if labels and real is None:
         raise DataError(f"{', '.join(labels)} are not made here: a folder with their items must be given, found none.")
     if labels or needles:
@@ -259,7 +246,9 @@ def _averages(run: RunConfig, checkpoint: Path, held_out: Mapping[str, HeldOutTo
     return {"ema_macro_bits_per_byte": ema, "mean_macro_bits_per_byte": mean, "mean_of_steps": list(steps)}
 
 
-def answers_beside_parent(run: RunConfig, params: Params, held_out: Mapping[str, Path], measured: Measured) -> dict[str, Any] | None:
+def answers_beside_parent(
+    run: RunConfig, params: Params, held_out: Mapping[str, Path], measured: settings.Measured
+) -> dict[str, Any] | None:
     """Measure the answers of held-out conversations in nats by the weights and the parent's. None for runs on all tokens."""
     if run.loss_on != "answers":
         return None

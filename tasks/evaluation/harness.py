@@ -68,10 +68,7 @@ class Setting(TypedDict):
 
 
 class ItemAnswer(TypedDict):
-    """The answer to one item, with log-likelihoods of its choices in nats. `baseline_right` is None if the baseline guesses.
-
-    `ungraded`: the item could not be graded, and is not right.
-    """
+    """The answer to one item, with log-likelihoods of its choices in nats. `baseline_right` is None if the baseline guesses."""
 
     id: str
     right: bool
@@ -79,7 +76,7 @@ class ItemAnswer(TypedDict):
     group: int | None
     gold: int
     log_likelihoods: list[float]
-    ungraded: NotRequired[bool]
+    ungraded: NotRequired[bool]  # the item could not be graded, and is not right
 
 
 class BenchmarkResult(TypedDict):

@@ -66,10 +66,7 @@ Search = Callable[[Texts], Collection[str]]  # a function that returns those tex
 
 
 def find_repeated(caches: Mapping[str, Path], tokenizer: Path, texts: Texts) -> set[str]:
-    """Return the texts that the training cache of their component contains in its first tokens. The components share `SEARCHED_TOKENS`.
-
-    A page frame or a generated sentence stands in many documents of a component, and is no test of a model.
-    """
+    """Return the texts that training caches contain in their first tokens, `SEARCHED_TOKENS` in total: such a text is no test."""
     from phasewise.tasks.validation.scan_pieces import find_tokenizer, open_detokenizer  # Numba
     from phasewise.validations.evidence.leakage.index import LeakageIndex
     from phasewise.validations.evidence.leakage.items import BenchmarkItem
@@ -118,10 +115,7 @@ class Passage(NamedTuple):
 
 
 def cut_passages(held_out: HeldOut, cut: Cut) -> list[Passage]:
-    """Cut the readable passages of the components, which take turns. Equal openings of a component count once.
-
-    In a component, the first passage of every document comes before any second.
-    """
+    """Cut the readable passages of the components in turns, the first of every document before any second. Equal openings count once."""
     passages: list[list[Passage]] = []
     for component, documents in sorted(held_out.items()):
         seen: set[str] = set()

@@ -304,39 +304,37 @@ def _mean(metric: str) -> dict[str, Any]:
 def plain_rows(content: bytes, where: str) -> bytes:
     """Check rows with question, answer and optional choices, and write them with text answers, or with the number of the right choice."""
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(content.split(b"\n"), start=1):
+    for line_number, line in enumerate(content.split(b"\n"), start=1):
         if not line.strip():
             continue
+        at = f"{where}, line {line_number}"
         try:
             row: Any = parse_json(line)
         except ValueError as error:
-            raise DataError(f"{where}, line {number}: expected a JSON object, found {error}.") from None
-        rows.append(_plain_row(row, f"{where}, line {number}"))
+            raise DataError(f"{at}: expected a JSON object, found {error}.") from None
+        fields = cast("dict[str, Any]", row) if isinstance(row, dict) else {}
+        question, answer, choices = (fields.get(name) for name in ("question", "answer", "choices"))
+        if not isinstance(question, str) or not question.strip() or isinstance(answer, bool) or not isinstance(answer, str | int | float):
+            raise DataError(f"{at}: expected a question with text and an answer, found the fields {', '.join(fields) or 'of no object'}.")
+        if choices is None:
+            if not str(answer).rpartition(FINAL_ANSWER)[2].strip():
+                raise DataError(f"{at}: expected an answer, found {answer!r}.")
+            rows.append({"question": question, "answer": str(answer)})
+        else:
+            texts = cast("list[Any]", choices) if isinstance(choices, list) else []
+            if len(texts) < 2 or not all(isinstance(text, str) and text.strip() for text in texts):
+                raise DataError(f"{at}: expected a list of at least two choices with text, found {choices!r}.")
+            number = texts.index(answer) if answer in texts else answer
+            if isinstance(number, str):
+                number = LETTERS.find(number.strip().upper()) if len(number.strip()) == 1 else -1
+            if not isinstance(number, int) or not 0 <= number < len(texts):
+                raise DataError(f"{at}: expected the answer as one of the choices, its number from 0 or its letter, found {answer!r}.")
+            rows.append({"question": question, "choices": texts, "answer": number})
         if ("choices" in rows[-1]) != ("choices" in rows[0]):
-            raise DataError(f"{where}, line {number}: expected choices in all rows or in none, found both.")
+            raise DataError(f"{at}: expected choices in all rows or in none, found both.")
     if not rows:
         raise DataError(f"{where}: expected rows with question and answer, found none.")
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-
-
-def _plain_row(row: Any, where: str) -> dict[str, Any]:
-    fields = cast("dict[str, Any]", row) if isinstance(row, dict) else {}
-    question, answer, choices = (fields.get(name) for name in ("question", "answer", "choices"))
-    if not isinstance(question, str) or not question.strip() or isinstance(answer, bool) or not isinstance(answer, str | int | float):
-        raise DataError(f"{where}: expected a question with text and an answer, found the fields {', '.join(fields) or 'of no object'}.")
-    if choices is None:
-        if not str(answer).rpartition(FINAL_ANSWER)[2].strip():
-            raise DataError(f"{where}: expected an answer, found {answer!r}.")
-        return {"question": question, "answer": str(answer)}
-    texts = cast("list[Any]", choices) if isinstance(choices, list) else []
-    if len(texts) < 2 or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise DataError(f"{where}: expected a list of at least two choices with text, found {choices!r}.")
-    number = texts.index(answer) if answer in texts else answer
-    if isinstance(number, str):
-        number = LETTERS.find(number.strip().upper()) if len(number.strip()) == 1 else -1
-    if not isinstance(number, int) or not 0 <= number < len(texts):
-        raise DataError(f"{where}: expected the answer as one of the choices, its number from 0 or its letter, found {answer!r}.")
-    return {"question": question, "choices": texts, "answer": number}
 
 
 def include_of(url: str | None) -> Path | None:

@@ -46,23 +46,18 @@ LOOK_SECONDS = 0.1
 
 
 class EvaluationRequest(Frozen):
-    """A phase's evaluation in a child process, with URLs of the home's files.
-
-    `result` is the trainer's result. `held_out` and `measured_on` have the cache and the text digest of each component. `benchmarks` has
-    the benchmarks from held-out text, `real` the folders of
-    the others. `haystack` lists the components around needles, equal for all phases.
-    """
+    """A phase's evaluation in a child process, with URLs of the home's files."""
 
     run: RunConfig
-    result: dict[str, Any]
+    result: dict[str, Any]  # of the trainer
     measured: Measured
     key: str
     tokenizer: str
-    held_out: dict[str, str]
-    measured_on: dict[str, str]
-    benchmarks: str
-    real: ItemFolders | None
-    haystack: tuple[str, ...]
+    held_out: dict[str, str]  # component → cache
+    measured_on: dict[str, str]  # component → digest of the text
+    benchmarks: str  # from held-out text
+    real: ItemFolders | None  # folders of the other benchmarks
+    haystack: tuple[str, ...]  # components around needles, equal for all phases
 
 
 def request_evaluation(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: Measured) -> EvaluationRequest:

@@ -109,10 +109,7 @@ class Rows:
 
 
 def lay_out(windows: Sequence[Window], seq_len: int) -> list[Rows]:
-    """Pack every window, the shortest rows first. The layout does not depend on the order of the windows.
-
-    Rows have few lengths, because each is compiled once. A row may be longer than `seq_len`.
-    """
+    """Pack every window, whatever their order, the shortest rows first. Rows have few lengths, because each is compiled once."""
     longest = max(seq_len, MIN_LONGEST_ROW_TOKENS)
     lengths = sorted(-(-longest // STEPS_BETWEEN_ROWS**step) for step in range(MAX_ROW_LENGTHS))
     lengths = [length for length in lengths if length >= MIN_ROW_TOKENS]

@@ -41,27 +41,17 @@ CONSTANT_PROGRAM = {"humaneval": "    return []\n", "mbpp": ""}  # the constant 
 
 
 class Answer(TypedDict):
-    """The answer to one item, named by task and number. `log_likelihoods` are nats of each choice or of the only right text.
-
-    `ungraded`: the filter finds no answer in the text, or the item has no reference. lm-eval takes such an item as wrong.
-    """
+    """The answer to one item, named by task and number. `log_likelihoods` are nats of each choice or of the only right text."""
 
     id: str
     value: float
     gold: list[int]
     log_likelihoods: list[float]
-    ungraded: bool
+    ungraded: bool  # the filter found no answer, or the item has no reference. lm-eval takes such an item as wrong
 
 
 class SuiteResult(TypedDict):
-    """A row of a suite. `hole` is the reason for a missing value. All items have equal weight.
-
-    `interval` is the 95 % interval of `value`, from all `ungraded` items wrong to all right.
-
-    `choice_probability` is the mean probability of the right choice or text. `others` has values by `metric,filter`. `baseline` is the
-    highest of `floors`. `max_new_tokens` has the benchmark's limit and the applied limit. `remarks` are reasons against a comparison with
-    published values, `guarded` the kernel guards around generated programs.
-    """
+    """A row of a suite. All items have equal weight."""
 
     benchmark: str
     metric: str
@@ -70,19 +60,19 @@ class SuiteResult(TypedDict):
     source: str
     value: float | None
     stderr: float | None
-    interval: list[float] | None
+    interval: list[float] | None  # 95 % interval of `value`, from all `ungraded` items wrong to all right
     items: int
     ungraded: int
-    hole: str | None
-    choice_probability: float | None
-    others: dict[str, float]
-    baseline: float | None
+    hole: str | None  # reason for a missing value
+    choice_probability: float | None  # mean probability of the right choice or text
+    others: dict[str, float]  # by `metric,filter`
+    baseline: float | None  # the highest of `floors`
     floors: dict[str, float | None] | None
     limit: int | None
     cut: dict[str, int] | None
-    max_new_tokens: list[int] | None
-    remarks: list[str]
-    guarded: list[str]
+    max_new_tokens: list[int] | None  # the benchmark's limit and the applied limit
+    remarks: list[str]  # reasons against a comparison with published values
+    guarded: list[str]  # kernel guards around generated programs
     setting: Setting | None
     seconds: float
 
@@ -97,17 +87,14 @@ class Kept(TypedDict):
 
 
 class Options(NamedTuple):
-    """Options of a measurement. `benchmarks` None is the hub, `limit` measures only the first items, `haystack` returns unseen words.
-
-    `include`: folder of own benchmarks.
-    """
+    """Options of a measurement. `benchmarks` None is the hub, `limit` measures only the first items, `haystack` returns unseen words."""
 
     benchmarks: Path | None
     limit: int | None = None
     allow_code: bool = False
     haystack: Haystack | None = None
     needles: Needles | None = None
-    include: Path | None = None
+    include: Path | None = None  # folder of own benchmarks
 
 
 class Measured(NamedTuple):
@@ -265,16 +252,6 @@ def _run(benchmark: str, items: Sequence[Sample], written: Sequence[str]) -> lis
     return passed
 
 
-def _is_ungraded(task: Any, sample: Sample, filter_name: str) -> bool:
-    """Return whether the filter found no answer in the text, or the item has no reference text."""
-    filters: Sequence[Mapping[str, Any]] = task.config.filter_list or ()
-    steps = [step for one in filters if one["name"] == filter_name for step in one["filter"]]
-    fallbacks = {"", *(str(step.get("fallback", "[invalid]")) for step in steps)}
-    target = sample["target"]
-    references = target if isinstance(target, list) else [target]
-    return str(sample["filtered_resps"][0]).strip() in fallbacks or not any(str(one).strip() for one in references)
-
-
 def _answer(task: Any, name: str, sample: Sample, definition: Definition) -> Answer:
     metric = definition.metric
     if metric not in sample:
@@ -300,7 +277,12 @@ def _answer(task: Any, name: str, sample: Sample, definition: Definition) -> Ans
         scores = [float(score) for score, _ in sample["filtered_resps"]][: len(choices)]
     elif task.OUTPUT_TYPE == "loglikelihood":
         gold, scores = [0], [float(sample["filtered_resps"][0][0])]
-    ungraded = task.OUTPUT_TYPE == "generate_until" and value == 0 and _is_ungraded(task, sample, definition.filter)
+    ungraded = False
+    if task.OUTPUT_TYPE == "generate_until" and value == 0:  # the filter found no answer in the text, or the item has no reference
+        steps = [step for one in task.config.filter_list or () if one["name"] == definition.filter for step in one["filter"]]
+        fallbacks = {"", *(str(step.get("fallback", "[invalid]")) for step in steps)}
+        references = sample["target"] if isinstance(sample["target"], list) else [sample["target"]]
+        ungraded = str(sample["filtered_resps"][0]).strip() in fallbacks or not any(str(one).strip() for one in references)
     return Answer(id=f"{name}:{sample['doc_id']}", value=value, gold=gold, log_likelihoods=scores, ungraded=ungraded)
 
 

@@ -23,17 +23,13 @@ GIGA = 1e9
 
 
 class Chip(Frozen):
-    """A kind of chip. Bandwidths are GB/s per chip, in one direction for networks and host.
-
-    JAX sees `devices` devices with equal shares. `peak_flops` (bfloat16) None takes the value of trainer/flops.py. `usable` is the usable
-    share of the memory if the compiler reports no limit. `is_switched` connects all chips of a slice at full speed, instead of a torus.
-    """
+    """A kind of chip with `devices` equal devices of JAX. Bandwidths are GB/s per chip, in one direction for networks and host."""
 
     platform: Platform = "tpu"
     device_kind: str
-    peak_flops: float | None = Field(default=None, gt=0)
-    usable: float = Field(default=1.0, gt=0, le=1)
-    is_switched: bool = False
+    peak_flops: float | None = Field(default=None, gt=0)  # bfloat16. None takes the value of trainer/flops.py
+    usable: float = Field(default=1.0, gt=0, le=1)  # share of the memory, if the compiler reports no limit
+    is_switched: bool = False  # all chips of a slice are connected at full speed, instead of a torus
     devices: int = Field(default=1, gt=0)
     chips_per_host: int = Field(gt=0)
     memory_gib: float = Field(gt=0)

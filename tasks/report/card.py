@@ -13,18 +13,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
-from phasewise.tasks.report.claims import (
-    GATES,
-    MAX_READ_BYTES,
-    NAME,
-    Disagreement,
-    HomeFiles,
-    Subject,
-    read_claims,
-    read_trained,
-    ruling_word,
-    shown,
-)
+from phasewise.tasks.report import claims as of_home
 from phasewise.tasks.report.export import README_NAME, build_model_card, differing_weights, templates
 from phasewise.tasks.report.placing import ORIGIN_NAME
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, VerdictError
@@ -53,18 +42,18 @@ class CardOptions(NamedTuple):
     source_folders: Mapping[str, Path] = {}  # component → folder of source files outside the home
 
 
-def write_card(home: Path, subject: Subject, out: Path, options: CardOptions, *, work: Path | None = None) -> dict[str, Any]:
+def write_card(home: Path, subject: of_home.Subject, out: Path, options: CardOptions, *, work: Path | None = None) -> dict[str, Any]:
     """Read all claims from the home with the runs in `work`, write the card, and return a summary."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"the folder for the card must be new or empty, and {out} is not: choose another, or remove it.")
-    files = HomeFiles(home, work=work)
-    claims = read_claims(files, subject, source_folders=options.source_folders)
+    files = of_home.HomeFiles(home, work=work)
+    claims = of_home.read_claims(files, subject, source_folders=options.source_folders)
     if options.export is not None:
         claims["export"] = _export(files, subject, options.export)
     if options.licence:
         claims[SAID] = {"licence": options.licence}
     missing = [name for name in NEEDED if not claims.get(name)]
-    missing += [f"gates.{gate}" for gate in GATES if gate not in claims.get("gates", {})]
+    missing += [f"gates.{gate}" for gate in of_home.GATES if gate not in claims.get("gates", {})]
     if files.problems or missing:
         said = [one.line for one in files.problems] or [f"{name} is missing" for name in missing]
         raise VerdictError(
@@ -76,7 +65,7 @@ def write_card(home: Path, subject: Subject, out: Path, options: CardOptions, *,
         **{name: claims[name] for name in NAMED},
         "step": claims["checkpoint"]["step"],
         "signed": options.key is not None,
-        "passes": all(ruling_word(gate) in ("passes", "approved") for gate in claims["gates"].values()),
+        "passes": all(of_home.ruling_word(gate) in ("passes", "approved") for gate in claims["gates"].values()),
         "files": list(write_bundle(out, claims, options.key)),
         "not_checked": [one.line for one in files.unread],
     }
@@ -88,7 +77,7 @@ def render_documents(claims: Mapping[str, Any]) -> dict[str, bytes]:
     facts += [("lineage", " → ".join(one["phase"] for one in claims["lineage"])), ("seed", claims["order"]["seed"])]
     facts += [("tokenizer", claims["tokenizer"]["digest"])]
     words = {"passes": "passes", "approved": "let pass by a person"}
-    facts += [(f"gate:{gate}", words.get(ruling_word(verdict), "fails")) for gate, verdict in claims["gates"].items()]
+    facts += [(f"gate:{gate}", words.get(of_home.ruling_word(verdict), "fails")) for gate, verdict in claims["gates"].items()]
     for step, shares in claims["mixture"]["at_step"].items():
         facts += [(f"mixture:{step}:{name}", f"{share!r} %") for name, share in shares.items()]
     values = {"said": None, "export": None, **claims, "facts": facts, "serial": uuid.uuid5(NAMESPACE, digest_of_json(claims))}
@@ -140,7 +129,7 @@ class Against(NamedTuple):
     export: Path | None = None
     public_key: Path | None = None  # of the signer
     source_folders: Mapping[str, Path] = {}
-    max_read_bytes: int = MAX_READ_BYTES
+    max_read_bytes: int = of_home.MAX_READ_BYTES
 
 
 @dataclass
@@ -148,8 +137,8 @@ class Verification:
     """The result of a verification, with descriptions of the successful checks in `checked`."""
 
     signed: bool = False
-    disagreements: list[Disagreement] = field(default_factory=list)
-    unchecked: list[Disagreement] = field(default_factory=list)
+    disagreements: list[of_home.Disagreement] = field(default_factory=list)
+    unchecked: list[of_home.Disagreement] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
     read_bytes: int = 0
 
@@ -160,16 +149,16 @@ class Verification:
 
     def add(self, found: str, words: str) -> None:
         """Add a disagreement once."""
-        if (one := Disagreement(found, words)) not in self.disagreements:
+        if (one := of_home.Disagreement(found, words)) not in self.disagreements:
             self.disagreements.append(one)
 
 
-def subject_of(folder: Path) -> Subject | None:
+def subject_of(folder: Path) -> of_home.Subject | None:
     """Return the phase in an unchecked card, or None if a name is not a folder's name."""
     try:
         said = parse_json((folder / STATEMENT_NAME).read_bytes())["predicate"]
-        named = Subject(said["recipe"], said["scale"], said["phase"], None)
-        return named if all(NAME.fullmatch(name) for name in named[:3]) else None
+        named = of_home.Subject(said["recipe"], said["scale"], said["phase"], None)
+        return named if all(of_home.NAME.fullmatch(name) for name in named[:3]) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -190,7 +179,7 @@ def verify_card(folder: Path, against: Against) -> Verification:
                 found.add("signature", problem)
             elif against.public_key is None:
                 words = "who signed was not checked: --public-key names the key to expect"
-                found.unchecked.append(Disagreement("signature", words))
+                found.unchecked.append(of_home.Disagreement("signature", words))
             else:
                 found.checked.append(f"the signature, by the key in {against.public_key.name}")
     elif against.public_key is not None:
@@ -227,18 +216,20 @@ def verify_card(folder: Path, against: Against) -> Verification:
     for name in claims.get(SAID, {}):
         if not (found.signed and against.public_key):
             words = "rests on no bytes: only a signature that is checked with --public-key speaks for it"
-            found.unchecked.append(Disagreement(f"{SAID}.{name}", words))
+            found.unchecked.append(of_home.Disagreement(f"{SAID}.{name}", words))
     if against.home is None:
-        found.unchecked.append(Disagreement("all claims", "no home was given: nothing was compared with the bytes that it rests on"))
+        found.unchecked.append(
+            of_home.Disagreement("all claims", "no home was given: nothing was compared with the bytes that it rests on")
+        )
     else:
-        _check_home(claims, HomeFiles(against.home, work=against.work, max_read_bytes=against.max_read_bytes), against, found)
+        _check_home(claims, of_home.HomeFiles(against.home, work=against.work, max_read_bytes=against.max_read_bytes), against, found)
     return found
 
 
-def _check_home(claims: Mapping[str, Any], files: HomeFiles, against: Against, found: Verification) -> None:
+def _check_home(claims: Mapping[str, Any], files: of_home.HomeFiles, against: Against, found: Verification) -> None:
     evaluation = claims.get("evaluation") or {}
-    subject = Subject(claims["recipe"], claims["scale"], claims["phase"], evaluation.get("held_out_tokens"))
-    again = read_claims(files, subject, source_folders=against.source_folders)
+    subject = of_home.Subject(claims["recipe"], claims["scale"], claims["phase"], evaluation.get("held_out_tokens"))
+    again = of_home.read_claims(files, subject, source_folders=against.source_folders)
     unread = {name for name in claims.get("digests", {}) if name not in files.digests and files.place(name).is_file()}
     again["digests"] = {**again.get("digests", {}), **{name: claims["digests"][name] for name in unread if files.unread}}
     said = {name: value for name, value in claims.items() if name not in (SAID, "export")}
@@ -248,7 +239,7 @@ def _check_home(claims: Mapping[str, Any], files: HomeFiles, against: Against, f
         if against.export is not None:
             files.problem("export", "a folder was given, and the card says nothing of an export")
     elif against.export is None:
-        files.unread.append(Disagreement("export", "no exported folder was given: --export names it"))
+        files.unread.append(of_home.Disagreement("export", "no exported folder was given: --export names it"))
     else:
         files.problems += _differences(claims["export"], _export(files, subject, against.export), "export", "the exported folder says")
     for one in files.problems:
@@ -259,7 +250,7 @@ def _check_home(claims: Mapping[str, Any], files: HomeFiles, against: Against, f
         found.checked.append(f"each claim against the home: {files.read_bytes:,} bytes of caches and checkpoint, and every smaller file")
 
 
-def _differences(said: Any, found: Any, place: str = "", speaker: str = "the home says") -> Iterator[Disagreement]:
+def _differences(said: Any, found: Any, place: str = "", speaker: str = "the home says") -> Iterator[of_home.Disagreement]:
     """Yield the innermost fields in which the card differs from the bytes."""
     lists = [isinstance(value, Sequence) and not isinstance(value, str) for value in (said, found)]
     if isinstance(said, Mapping) and isinstance(found, Mapping):
@@ -272,11 +263,11 @@ def _differences(said: Any, found: Any, place: str = "", speaker: str = "the hom
     elif all(isinstance(value, float) and math.isnan(value) for value in (said, found)):
         return
     elif said != found or isinstance(said, bool) != isinstance(found, bool):
-        mine, theirs = ("nothing" if value is _NOTHING else shown(value) for value in (said, found))
-        yield Disagreement(place, f"the card says {mine}, {speaker} {theirs}")
+        mine, theirs = ("nothing" if value is _NOTHING else of_home.shown(value) for value in (said, found))
+        yield of_home.Disagreement(place, f"the card says {mine}, {speaker} {theirs}")
 
 
-def _export(files: HomeFiles, subject: Subject, folder: Path) -> dict[str, Any]:
+def _export(files: of_home.HomeFiles, subject: of_home.Subject, folder: Path) -> dict[str, Any]:
     named = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     found = {name: {"size_bytes": path.stat().st_size, "sha256": digest_of_file(path)} for name, path in named.items()}
     if ORIGIN_NAME not in named:
@@ -290,7 +281,7 @@ def _export(files: HomeFiles, subject: Subject, folder: Path) -> dict[str, Any]:
             files.agree(f"export.files.{name}", "the folder's file has", digest, found.get(name, {}).get("sha256"))
     for name in NAMED:
         files.agree(f"export.origin.{name}", "the card is of", origin.get(name), getattr(subject, name))
-    if trained := read_trained(files, subject.run_name, subject.phase, "training"):
+    if trained := of_home.read_trained(files, subject.run_name, subject.phase, "training"):
         try:
             words = differing_weights(folder, trained.run, files.place(trained.checkpoint), origin)
         except (PhasewiseError, KeyError, ValueError) as error:

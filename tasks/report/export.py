@@ -127,11 +127,7 @@ def _shared(chats: Sequence[ChatTemplate]) -> ChatTemplate | None:
 
 
 def tokenizer_files(path: Path, seq_len: int, chats: Sequence[ChatTemplate] = ()) -> TokenizerFiles:
-    """Prepare the tokenizer for `transformers`. `apply_chat_template` of a unique template returns the training text without the EOS token.
-
-    The exported tokenizer adds the BOS token itself, as Llama 3's does, because the model always saw it in training. An existing
-    post-processor is kept. Generation stops at the end token of any template.
-    """
+    """Prepare the tokenizer for `transformers`, with its BOS token and a unique template. Generation stops at any template's end token."""
     check_tokenizer(path)
     tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     names, special = read_document_tokens(path), special_tokens(tokenizer, path)

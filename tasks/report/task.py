@@ -33,10 +33,7 @@ def publish_report(report: Report, folder: Path, verdicts: Sequence[Verdict]) ->
 
 
 def publish_page(data: str | float, *, key: str, description: str, on_top: bool = False) -> None:
-    """Create or update a Markdown artifact, or of a number a progress artifact, of this flow run and of the top flow run.
-
-    `on_top`: only of the top flow run, which people open.
-    """
+    """Create or update a Markdown or progress artifact of this and of the top flow run, with `on_top` only of the top run."""
     top = _root_of(str(current.id)) if current.id else None
     with get_client(sync_client=True) as client:
         for run_id in {top, top if on_top else current.id}:

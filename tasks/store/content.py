@@ -55,16 +55,13 @@ Sources = Mapping[str, bytes | Path]  # digest → the bytes, or an immutable fi
 
 
 class Head(Frozen):
-    """The committed files.
-
-    `launch`: the launch whose first host commits for the holder (`tasks.training.hosts`), or an empty text if the holder commits itself.
-    """
+    """The committed files."""
 
     format: int = 1
     number: int = 0  # a fencing number, which each holder increments
     holder: str = ""  # a unique name of the process that may commit
     commit: str = ""  # a unique name of this head
-    launch: str = ""
+    launch: str = ""  # whose first host commits for the holder (`tasks.training.hosts`). Empty: the holder commits itself
     files: dict[str, tuple[Piece, ...]] = Field(default_factory=dict)
 
     def taken(self) -> "Head":

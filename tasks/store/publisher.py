@@ -7,25 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from phasewise.tasks.progress import say
-from phasewise.tasks.store.content import (
-    ABSENT,
-    HEAD_NAME,
-    OBJECTS_NAME,
-    Changing,
-    Files,
-    Head,
-    HeadObject,
-    Objects,
-    bring_here,
-    bring_or_leave,
-    bucket_and_name,
-    digest_of_pieces,
-    is_list_of_checkpoint,
-    kept_names,
-    pieces_of,
-    read_head,
-    take_snapshot,
-)
+from phasewise.tasks.store import content as stored
 from phasewise.trainer.base.errors import StorageError, TakenOver
 from phasewise.trainer.base.run_folder import CHECKPOINTS_NAME, RunFolder, is_kept
 from phasewise.trainer.base.storage import locked, parse_json, read_json, write_json
@@ -44,34 +26,28 @@ def publish_seconds() -> float:
 
 
 class Kept:
-    """The paths of a recipe's work at one scale, on this machine and on the store.
-
-    Attributes:
-        work: the local working folder.
-        store: the home on the store.
-        folders: the committed folders, below the home.
-        known: the file with the last commits of this working folder. If the head is one of them, no other machine has committed since.
-    """
+    """The paths of a recipe's work at one scale, on this machine and on the store."""
 
     def __init__(self, work: Path, store: Path, run_name: str) -> None:
-        self.work, self.store, self.run_name = work, store, run_name
-        self.folders = tuple(f"{kind}/{run_name}" for kind in WORKED_ON)
-        self.head = HeadObject(store / "runs" / run_name / HEAD_NAME)
-        self.objects = Objects(store / "runs" / run_name / OBJECTS_NAME)
+        self.work, self.store, self.run_name = work, store, run_name  # the local working folder, and the home on the store
+        self.folders = tuple(f"{kind}/{run_name}" for kind in WORKED_ON)  # the committed folders, below the home
+        self.head = stored.HeadObject(store / "runs" / run_name / stored.HEAD_NAME)
+        self.objects = stored.Objects(store / "runs" / run_name / stored.OBJECTS_NAME)
+        # the last commits of this working folder: if the head is one of them, no other machine has committed since
         self.known = work / "known" / f"{run_name}.json"
 
     def look(self, *, weights_below: str | None = None) -> int:
         """Download the committed files for reading, with weights as in `bring_here`, and return the number of downloads."""
         with locked(self.known.with_suffix(".looking"), wait=True):  # one download at a time on this machine
-            return self.bring(*read_head(self.head, self.objects, self.known), weights_below=weights_below)
+            return self.bring(*stored.read_head(self.head, self.objects, self.known), weights_below=weights_below)
 
     def add(self, write: Callable[[], Path]) -> Path:
         """Download the committed files without weights, and commit one more file, which `write` writes. The caller holds the home."""
         with locked(self.known.with_suffix(".looking"), wait=True):
-            head, generation = read_head(self.head, self.objects, self.known)
+            head, generation = stored.read_head(self.head, self.objects, self.known)
             self.bring(head, generation, weights_below=None)
             path = write()
-            pieces = pieces_of(path.read_bytes())
+            pieces = stored.pieces_of(path.read_bytes())
             try:
                 self.objects.send({piece.sha256: content for piece, content in pieces})
                 files = {**head.files, path.relative_to(self.work).as_posix(): tuple(piece for piece, _ in pieces)}
@@ -81,16 +57,16 @@ class Kept:
                 raise
         return path
 
-    def bring(self, head: Head, generation: str, *, weights_below: str | None = "") -> int:
+    def bring(self, head: stored.Head, generation: str, *, weights_below: str | None = "") -> int:
         """Download the committed files, or before the first commit a person's uploaded files, and return their number."""
-        came = bring_here(self.work, self.folders, head.files, self.objects, weights_below=weights_below)
-        for folder in self.folders if generation == ABSENT else ():
-            file_system, bucket, below = bucket_and_name(self.store / folder)
+        came = stored.bring_here(self.work, self.folders, head.files, self.objects, weights_below=weights_below)
+        for folder in self.folders if generation == stored.ABSENT else ():
+            file_system, bucket, below = stored.bucket_and_name(self.store / folder)
             names = [str(name).removeprefix(f"{bucket}/{below}/") for name in file_system.find(f"{bucket}/{below}")]
             for name in sorted(names, key=lambda name: name.endswith(DIGESTS_NAME)):  # the list of its files commits a checkpoint
                 parts = name.split("/")
                 is_wanted = CHECKPOINTS_NAME not in parts or (weights_below is not None and f"{folder}/{name}".startswith(weights_below))
-                if parts[0] not in (HEAD_NAME, OBJECTS_NAME) and all(map(is_kept, parts)) and is_wanted:
+                if parts[0] not in (stored.HEAD_NAME, stored.OBJECTS_NAME) and all(map(is_kept, parts)) and is_wanted:
                     path = self.work / folder / name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     file_system.get_file(f"{bucket}/{below}/{name}", str(path))
@@ -103,7 +79,7 @@ class Publisher:
 
     def __init__(self, kept: Kept, *, every_seconds: float | None = None) -> None:
         self.kept, self._every = kept, publish_seconds() if every_seconds is None else every_seconds
-        self._head, self._generation = Head(), ""
+        self._head, self._generation = stored.Head(), ""
         self._sent: set[str] = set()
         self._lost: TakenOver | None = None
         self._launch = ""
@@ -114,7 +90,7 @@ class Publisher:
     def __enter__(self) -> "Publisher":
         """Fence off the previous holder, then download the committed files unless the last commit is from this working folder."""
         kept = self.kept
-        before, generation = read_head(kept.head, kept.objects, kept.known)
+        before, generation = stored.read_head(kept.head, kept.objects, kept.known)
         self._head, known = before.taken(), list[str]()
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             known = read_json(kept.known)["commits"]
@@ -123,12 +99,12 @@ class Publisher:
             write_json(kept.known, {"commits": [before.commit, self._head.commit]})
         self._generation = kept.head.replace(self._head, generation)
         if is_ours:
-            for name, listed in list(kept_names(kept.work, kept.folders)):
-                if not is_list_of_checkpoint(name) or has_its_files(listed.parent):
+            for name, listed in list(stored.kept_names(kept.work, kept.folders)):
+                if not stored.is_list_of_checkpoint(name) or has_its_files(listed.parent):
                     continue
                 pieces = self._head.files.get(name)  # other hosts wrote and uploaded the files of this checkpoint
-                if pieces is not None and digest_of_pieces(listed) == tuple(pieces):
-                    bring_or_leave(listed, tuple(pieces), kept.objects)
+                if pieces is not None and stored.digest_of_pieces(listed) == tuple(pieces):
+                    stored.bring_or_leave(listed, tuple(pieces), kept.objects)
                 else:
                     remove_checkpoint(listed.parent)
                     RunFolder(listed.parents[2]).result.unlink(missing_ok=True)  # it may depend on the checkpoint
@@ -160,7 +136,7 @@ class Publisher:
             self._launch = ""
             raise
 
-    def committed_by_hosts(self) -> Files | None:
+    def committed_by_hosts(self) -> stored.Files | None:
         """Return the files of the head, if a host of the launch has replaced the head since the last call."""
         with self._one_at_a_time:
             self.check()
@@ -173,7 +149,7 @@ class Publisher:
             self._head, self._generation = head, generation
             return head.files
 
-    def take_back(self, bring: Callable[[Files], None]) -> None:
+    def take_back(self, bring: Callable[[stored.Files], None]) -> None:
         """Fence off the hosts of the launch, commit from here again, and delete content without a name in the head."""
         while True:
             bring(self.committed_by_hosts() or self._head.files)
@@ -206,7 +182,7 @@ class Publisher:
                 try:
                     self._commit()
                     return True
-                except Changing:  # a checkpoint was deleted or replaced while it was read or sent
+                except stored.Changing:  # a checkpoint was deleted or replaced while it was read or sent
                     continue
                 except TakenOver as lost:
                     self._lost = lost
@@ -220,14 +196,14 @@ class Publisher:
 
     def _commit(self) -> None:
         kept, objects = self.kept, self.kept.objects
-        files, sources = take_snapshot(kept.work, kept.folders)
+        files, sources = stored.take_snapshot(kept.work, kept.folders)
         has_unneeded = not self._sent <= sources.keys()
         if not has_unneeded and (files, self._launch) == (self._head.files, self._head.launch):
             return
         objects.send({digest: source for digest, source in sources.items() if digest not in self._sent})
         for name, pieces in files.items():  # a file that was replaced during its upload has other bytes than its digest says
-            if is_list_of_checkpoint(name) and digest_of_pieces(kept.work / name) != pieces:
-                raise Changing
+            if stored.is_list_of_checkpoint(name) and stored.digest_of_pieces(kept.work / name) != pieces:
+                raise stored.Changing
         head = self._head.followed(files, self._launch)
         unnamed = objects.versions(self._sent - sources.keys())
         write_json(kept.known, {"commits": [self._head.commit, head.commit]})
@@ -256,10 +232,7 @@ _at_work: dict[Path, Publisher] = {}  # `Kept.known` → the publisher of this p
 
 @contextmanager
 def keeping(kept: Kept) -> Iterator[None]:
-    """Download the committed files, and commit the work within the context. A nested context does nothing.
-
-    Raises TakenOver if another process took the work over, StorageError if an upload failed or content is missing on the store.
-    """
+    """Download the committed files, and commit the work within the context, also a nested context. Raises TakenOver or StorageError."""
     if kept.known in _at_work:
         yield
         return
@@ -282,10 +255,10 @@ def keeper_of(folder: Path) -> Publisher | None:
     return next((publisher for publisher in _at_work.values() if folder.is_relative_to(publisher.kept.work)), None)
 
 
-def named_digests(files: Files, objects: Objects) -> set[str]:
+def named_digests(files: stored.Files, objects: stored.Objects) -> set[str]:
     """Return the digests of all content that a head with these files needs, including the files of checkpoints."""
     named = {piece.sha256 for pieces in files.values() for piece in pieces}
-    for name in filter(is_list_of_checkpoint, files):
+    for name in filter(stored.is_list_of_checkpoint, files):
         with suppress(StorageError, ValueError, KeyError, TypeError, AttributeError):  # damaged on the store: downloads leave it out
             listed = parse_json(objects.content(files[name]))
             named |= {str(said["sha256"]) for said in listed["files"].values()}

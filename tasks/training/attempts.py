@@ -13,32 +13,11 @@ from typing import Any
 
 from phasewise.tasks.locks import AlreadyHeld, holder_of, holding
 from phasewise.tasks.progress import say
+from phasewise.tasks.training import run_identity
 from phasewise.tasks.training.execution import mesh_words
 from phasewise.tasks.training.launchers import Attempt, Launcher, LocalLauncher, ending, last_words, size_of, write_reason
-from phasewise.tasks.training.run_identity import (
-    archive_another_run,
-    damage_of_finished,
-    finished_result,
-    last_saved_step,
-    note_caches,
-    read_run,
-)
 from phasewise.tasks.training.time_breakdown import Clock
-from phasewise.trainer.base.errors import (
-    GOES_ON,
-    AsksPerson,
-    ExitCode,
-    PhasewiseError,
-    StorageError,
-    TakenOver,
-    TrainingDiverged,
-    TrainingError,
-    VerdictError,
-    WaitsForPerson,
-    is_full,
-    refused_by_system,
-    storage_refusal,
-)
+from phasewise.trainer.base import errors
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import EventKind, RunFolder, append_event, read_events, read_result
@@ -90,49 +69,51 @@ def launch_trainer(
     segments = segments or [SliceSegment(run)]
     folder, launcher = RunFolder(run.output), segment_at(segments, run.start_step).launcher
     another = f"a run has one launcher at a time, found {{}} at work on {run.output}: wait for it, or stop it."
-    with refused_by_system(run.output):
+    with errors.refused_by_system(run.output):
         if holder := holder_of(folder.launcher_lock):
-            raise TrainingError(another.format(holder))
+            raise errors.TrainingError(another.format(holder))
         launcher.clear(folder.path)
-        if result := finished_result(run):
+        if result := run_identity.finished_result(run):
             if not folder.caches.exists():  # an older run
-                note_caches(run, read_run(folder.path))
+                run_identity.note_caches(run, run_identity.read_run(folder.path))
             return result
-        archive_another_run(run)
+        run_identity.archive_another_run(run)
         try:
             with holding(folder.launcher_lock, f"the {launcher.kind} launcher"):
                 try:  # before a slice is taken: a person may have to decide, or has rejected the training
                     after_answer(run, read_skipped_steps(folder.path), write=False)
-                except AsksPerson as waits:
-                    raise WaitsForPerson(str(waits), str(folder.question)) from None
+                except errors.AsksPerson as waits:
+                    raise errors.WaitsForPerson(str(waits), str(folder.question)) from None
                 if folder.result.exists():  # an invalid result: a killed run must not look finished
-                    if damage := damage_of_finished(run):
+                    if damage := run_identity.damage_of_finished(run):
                         say(f"{run.phase}: its last checkpoint {damage}")
                     folder.result.unlink()
-                note_caches(run)
+                run_identity.note_caches(run)
                 _train(run, on_rows, check, segments)
         except AlreadyHeld as held:
-            raise TrainingError(another.format(held.holder)) from None
+            raise errors.TrainingError(another.format(held.holder)) from None
         result = read_result(folder.path)
         if result is None:
-            raise TrainingError(f"{run.phase} was trained, and {folder.result} does not read: start it again, which writes it again.")
+            raise errors.TrainingError(
+                f"{run.phase} was trained, and {folder.result} does not read: start it again, which writes it again."
+            )
         here = {"checkpoint": str(folder.checkpoint(run.stop_step))}  # a host has its own path
         return {name: here.get(name, said) for name, said in result.items()}
 
 
 def _train(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], segments: Sequence[SliceSegment]) -> None:
     log, clock, without_progress = RunFolder(run.output).log(), Clock(Path(run.output)), 0
-    saved = newest = last_saved_step(run)
+    saved = newest = run_identity.last_saved_step(run)
     if saved is not None:
         text = f"resuming from step {saved:,} of {run.stop_step:,}"
         say(f"{run.phase}: {text}")
         append_event(run.output, "resumed", saved, text)
     while True:
-        log_before, saved = size_of(log), last_saved_step(run)
+        log_before, saved = size_of(log), run_identity.last_saved_step(run)
         segment = segment_at(segments, run.start_step if saved is None else saved)
         code = _attempt(segment, on_rows, check, clock)
-        words, saved = last_words(log, log_before), last_saved_step(run)
-        if code == ExitCode.MOVES and saved == segment.run.until_step:
+        words, saved = last_words(log, log_before), run_identity.last_saved_step(run)
+        if code == errors.ExitCode.MOVES and saved == segment.run.until_step:
             step = segment.run.last_step
             before, after = (
                 f"{one.slice_name or one.launcher.kind}: {mesh_words(one.run.execution)}" for one in (segment, segment_at(segments, step))
@@ -141,14 +122,14 @@ def _train(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable
             say(f"{run.phase}: {text}")
             append_event(run.output, "moved", step, text)
             continue
-        if code >= 0 and code not in GOES_ON and code != ExitCode.MOVES:
+        if code >= 0 and code not in errors.GOES_ON and code != errors.ExitCode.MOVES:
             break
-        kinds: dict[int, EventKind] = {ExitCode.STALLED: "stalled", ExitCode.PREEMPTED: "preempted"}
+        kinds: dict[int, EventKind] = {errors.ExitCode.STALLED: "stalled", errors.ExitCode.PREEMPTED: "preempted"}
         if kind := kinds.get(code):
             rows = read_metrics(RunFolder(run.output).metrics)
             append_event(run.output, kind, rows[-1]["step"] if rows else run.start_step, words or f"the trainer {ending(code)}")
         start = "its beginning" if saved is None else f"its last checkpoint, step {saved:,}"
-        is_why = words is not None and (code in (ExitCode.STALLED, ExitCode.LOST) or words.startswith("host "))
+        is_why = words is not None and (code in (errors.ExitCode.STALLED, errors.ExitCode.LOST) or words.startswith("host "))
         text = f"the trainer {ending(code)}{f' ({words})' if is_why else ''}; resuming from {start}"
         say(f"{run.phase}: {text}")
         append_event(run.output, "restart", saved, text)
@@ -164,21 +145,23 @@ def _train(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable
             time.sleep(min(left, LOOK_SECONDS))
     if not code:
         return
-    if code == ExitCode.ASKS:
-        raise WaitsForPerson(f"{run.phase} waits for a person: {words}", str(RunFolder(run.output).question))
+    if code == errors.ExitCode.ASKS:
+        raise errors.WaitsForPerson(f"{run.phase} waits for a person: {words}", str(RunFolder(run.output).question))
     reason = f"the trainer {ending_with_reason(code, log, log_before)}"
-    if not words and (code == ExitCode.NO_STORAGE or is_full(log.parent)):  # not even the log could be written
-        raise storage_refusal(OSError(errno.ENOSPC, reason, str(log.parent)))
-    failures: dict[int, type[PhasewiseError]] = {
-        ExitCode.REFUSED: VerdictError, ExitCode.DIVERGED: TrainingDiverged, ExitCode.NO_STORAGE: StorageError,
-    }  # fmt: skip
-    failure = failures.get(code, TrainingError) if words else TrainingError
+    if not words and (code == errors.ExitCode.NO_STORAGE or errors.is_full(log.parent)):  # not even the log could be written
+        raise errors.storage_refusal(OSError(errno.ENOSPC, reason, str(log.parent)))
+    failures: dict[int, type[errors.PhasewiseError]] = {
+        errors.ExitCode.REFUSED: errors.VerdictError,
+        errors.ExitCode.DIVERGED: errors.TrainingDiverged,
+        errors.ExitCode.NO_STORAGE: errors.StorageError,
+    }
+    failure = failures.get(code, errors.TrainingError) if words else errors.TrainingError
     raise failure(f"{run.phase} was not trained: {words or reason}")
 
 
 def _attempt(segment: SliceSegment, on_rows: Callable[[list[Row]], None], check: Callable[[], None], clock: Clock) -> int:
     """Make one attempt and return its exit code. The trainer may log that it resumes in another environment, which is printed."""
-    run, saved = segment.run, last_saved_step(segment.run)
+    run, saved = segment.run, run_identity.last_saved_step(segment.run)
     run_file = RunFolder(run.output).run_file
     reported = sum(event.get("kind") == "replanned" for event in read_events(run.output))
     write_sealed(run_file, run.model_dump(mode="json"))
@@ -200,7 +183,7 @@ def _attempt(segment: SliceSegment, on_rows: Callable[[list[Row]], None], check:
 
             return start_and_monitor(segment.launcher, Attempt(run, run_file), on_rows, look)
     except BaseException:
-        rows, saved = read_metrics(RunFolder(run.output).metrics), last_saved_step(run)
+        rows, saved = read_metrics(RunFolder(run.output).metrics), run_identity.last_saved_step(run)
         trained = rows[-1]["step"] if rows else run.start_step
         append_event(run.output, "preempted", trained, "stopped from where it was started")
         if trained == run.start_step:
@@ -230,7 +213,7 @@ def start_and_monitor(launcher: Launcher, attempt: Attempt, on_rows: Callable[[l
             while True:
                 code = hosts.look()
                 if code is not None and hosts.remote:
-                    hosts.remote.take_back(needs_weights=code in (ExitCode.DONE, ExitCode.MOVES))
+                    hosts.remote.take_back(needs_weights=code in (errors.ExitCode.DONE, errors.ExitCode.MOVES))
                     is_back = True
                 rows = read_metrics(metrics)
                 if len(rows) > seen:
@@ -247,7 +230,7 @@ def start_and_monitor(launcher: Launcher, attempt: Attempt, on_rows: Callable[[l
                     work = read_heartbeat(folder).get("work", "nothing")
                     silent = f"gave no sign of life for {now - beat_at:.0f} s (limit {SILENT_SECONDS:g} s); it was last seen at: {work}"
                     write_reason(folder, [f"the trainer {silent}. It was ended."])
-                    return ExitCode.STALLED
+                    return errors.ExitCode.STALLED
                 hosts.wait(POLL_SECONDS)
         except BaseException:
             try:
@@ -262,5 +245,5 @@ def start_and_monitor(launcher: Launcher, attempt: Attempt, on_rows: Callable[[l
     finally:
         hosts.close()
         if hosts.remote and not is_back:
-            with suppress(TakenOver, StorageError):  # the first error is raised
-                hosts.remote.take_back(needs_weights=code in (ExitCode.DONE, ExitCode.MOVES))
+            with suppress(errors.TakenOver, errors.StorageError):  # the first error is raised
+                hosts.remote.take_back(needs_weights=code in (errors.ExitCode.DONE, errors.ExitCode.MOVES))

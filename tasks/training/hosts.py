@@ -24,17 +24,7 @@ from typing import Any
 
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
-from phasewise.tasks.store.content import (
-    Changing,
-    Files,
-    bring_checkpoint,
-    bring_here,
-    digest_of_pieces,
-    is_list_of_checkpoint,
-    kept_names,
-    read_version,
-    take_snapshot,
-)
+from phasewise.tasks.store import content as stored
 from phasewise.tasks.store.publisher import Kept, Publisher, named_digests, publish_seconds
 from phasewise.tasks.training.launchers import Attempt, ProcessGroup
 from phasewise.trainer.base.errors import ConfigError, ExitCode, PhasewiseError, StorageError, TakenOver, print_refusal, refusal_of
@@ -127,7 +117,7 @@ class HostWork:
         folders = (self.folder, f"verdicts/{kept.run_name}/{self.phase}")
         below = tuple(f"{one}/" for one in folders)
         files = {name: pieces for name, pieces in head.files.items() if name.startswith(below) and not name.endswith(OF_LAUNCHER)}
-        bring_here(kept.work, folders, files, kept.objects, weights_below=None)
+        stored.bring_here(kept.work, folders, files, kept.objects, weights_below=None)
         said = read_sealed(self.run.run_file)
         run = RunConfig.model_validate(_moved(said, self.launchers_root, str(kept.work)))
         if run.digest != RunConfig.model_validate(said).digest:
@@ -136,13 +126,13 @@ class HostWork:
         if unseen := [place for place in read if file_system_of(place) is None and not Path(place).exists()]:
             raise ConfigError(f"{run.phase} reads {unseen[0]}, which this host does not see: keep the caches in the home on the store.")
         is_here = False
-        for name in sorted(filter(is_list_of_checkpoint, files), key=lambda name: -int(name.split("/")[-2])):
+        for name in sorted(filter(stored.is_list_of_checkpoint, files), key=lambda name: -int(name.split("/")[-2])):
             listed = kept.work / name
             if is_here:
                 write_atomically(listed, kept.objects.content(files[name]))
                 continue
             try:
-                bring_checkpoint(listed, tuple(files[name]), kept.objects)
+                stored.bring_checkpoint(listed, tuple(files[name]), kept.objects)
                 is_here = True
             except StorageError as damage:
                 remove_checkpoint(listed.parent)
@@ -153,7 +143,7 @@ class HostWork:
             name = os.path.relpath(listed, kept.work)
             if name not in head.files:
                 raise StorageError(f"{run.phase} starts from {name}, and the head of {kept.store} does not name it. Start it again.")
-            bring_checkpoint(listed, tuple(head.files[name]), kept.objects)
+            stored.bring_checkpoint(listed, tuple(head.files[name]), kept.objects)
         return run
 
 
@@ -163,7 +153,7 @@ class Committer:
     def __init__(self, work: HostWork) -> None:
         self._work, self._kept = work, work.kept
         self._head, self._generation = self._kept.head.read()
-        files, sources = take_snapshot(self._kept.work, (work.folder,))
+        files, sources = stored.take_snapshot(self._kept.work, (work.folder,))
         self._ours, self._content = set(files), set(sources)
         others = {name: pieces for name, pieces in self._head.files.items() if name not in self._ours}
         self._of_others = named_digests(others, self._kept.objects)
@@ -196,7 +186,7 @@ class Committer:
             if (said := self._work.run.heartbeat.read_bytes()) != self._heartbeat:
                 write_atomically(launches_folder(self._kept) / self._work.launch / HEARTBEAT_NAME, said)
                 self._heartbeat = said
-        ours, sources = take_snapshot(self._kept.work, (self._work.folder,))
+        ours, sources = stored.take_snapshot(self._kept.work, (self._work.folder,))
         files = {name: pieces for name, pieces in self._head.files.items() if name not in self._ours} | dict(ours)
         if files != self._head.files:
             new = {digest: source for digest, source in sources.items() if digest not in self._content}
@@ -213,7 +203,7 @@ class Committer:
         if self._unneeded:
             unneeded, folder = self._kept.objects.versions(self._unneeded), self._work.run.checkpoints
             here = {path.name for path in folder.glob("[!.]*")}
-            if here == {name.split("/")[-2] for name in ours if is_list_of_checkpoint(name)}:
+            if here == {name.split("/")[-2] for name in ours if stored.is_list_of_checkpoint(name)}:
                 self._kept.objects.delete(unneeded)
                 self._unneeded.clear()  # not during a save: a host may have just uploaded the same content again
 
@@ -226,7 +216,7 @@ class Committer:
             except TakenOver as lost:
                 self.lost = lost
                 return
-            except Changing:
+            except stored.Changing:
                 pass
             except Exception as error:  # an unreachable store: the next commit tries again
                 if str(error) != reported:
@@ -269,7 +259,7 @@ class RemoteFolder:
             try:
                 if (files := self._keeper.committed_by_hosts()) is not None:
                     download(self._keeper.kept, self._run, files)
-                if found := read_version(self._heartbeat, beat):
+                if found := stored.read_version(self._heartbeat, beat):
                     content, beat = found
                     write_atomically(self._run.heartbeat, content)
                 has_reported = False
@@ -309,13 +299,15 @@ def take_back(keeper: Publisher, run: RunFolder, *, needs_weights: bool) -> None
             store[0].rm_file(name)
 
 
-def download(kept: Kept, run: RunFolder, files: Files, *, needs_weights: bool = False) -> None:
+def download(kept: Kept, run: RunFolder, files: stored.Files, *, needs_weights: bool = False) -> None:
     """Download the committed files of a run without the files of the launcher. Of checkpoints only the lists, unless weights are needed."""
     folder = run.path.relative_to(kept.work).as_posix()
     wanted = {name: tuple(pieces) for name, pieces in files.items() if name.startswith(f"{folder}/") and not name.endswith(OF_LAUNCHER)}
-    here = {name: digest_of_pieces(path) or () for name, path in kept_names(kept.work, (folder,)) if name.endswith(OF_LAUNCHER)}
-    bring_here(kept.work, (folder,), wanted | here, kept.objects, weights_below=None)
-    for name in filter(is_list_of_checkpoint, wanted):
+    here = {
+        name: stored.digest_of_pieces(path) or () for name, path in stored.kept_names(kept.work, (folder,)) if name.endswith(OF_LAUNCHER)
+    }
+    stored.bring_here(kept.work, (folder,), wanted | here, kept.objects, weights_below=None)
+    for name in filter(stored.is_list_of_checkpoint, wanted):
         listed = kept.work / name
         if not listed.exists():
             write_atomically(listed, kept.objects.content(wanted[name]))

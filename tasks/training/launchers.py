@@ -69,11 +69,7 @@ def decisive(codes: Iterable[int]) -> int:
 
 
 def order_of(code: int) -> int:
-    """Return the rank of an exit code: the smallest rank of a run is the cause.
-
-    A refusal, a divergence or a full disk is first, because a restart doesn't help. Then comes a host that saved everything for the next
-    slice. A stall or a signal causes the loss of other hosts. jax ends a process that lost another process by SIGABRT.
-    """
+    """Return the rank of an exit code, the cause first: final refusals, a move, a stall, signals, then the loss of other hosts."""
     return ORDER.get(code, 3 if code < 0 else 0)
 
 
@@ -186,17 +182,13 @@ class Launcher:
 
 @dataclass(eq=False)
 class LocalLauncher(Launcher):
-    """One process on this machine, or several that are joined over loopback. They end with this process, which holds their inputs.
-
-    `processes` None is one per GPU of the run's mesh, or one without GPUs. `root` is the file system for finding devices, `python` the
-    Python that trains.
-    """
+    """One process on this machine, or several that are joined over loopback. They end with this process, which holds their inputs."""
 
     kind = "local"
 
-    processes: int | None = None
-    root: Path = field(default=Path("/"), kw_only=True)
-    python: str | None = field(default=None, kw_only=True)
+    processes: int | None = None  # None is one per GPU of the run's mesh, or one without GPUs
+    root: Path = field(default=Path("/"), kw_only=True)  # the file system for finding devices
+    python: str | None = field(default=None, kw_only=True)  # the Python that trains
 
     def start(self, attempt: Attempt) -> ProcessGroup:
         """See `Launcher`."""

@@ -52,10 +52,7 @@ class Pretrained(Frozen):
 
 
 def find_folder(name: str, revision: str | None, *, has_weights: bool = False) -> Path:
-    """The folder of a source. A model of the Hub is searched in the cache, and downloaded if files are missing.
-
-    Raises ConfigError if the folder is missing, or the download fails.
-    """
+    """The folder of a source. Missing files of a Hub model are downloaded. Raises ConfigError if the folder or the download fails."""
     if names_folder(name):
         folder = Path(name).expanduser().resolve()
         if not folder.is_dir():
@@ -100,10 +97,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def model_of(name: str, revision: str | None = None) -> ModelConfig:
-    """The model of a source, from its `config.json` or `run.json`.
-
-    Raises ConfigError if there is no such source, CheckpointError if the decoder does not support its model.
-    """
+    """The model of a source, by `config.json` or `run.json`. Raises ConfigError without a source, CheckpointError for an unknown model."""
     folder = find_folder(name, revision)
     run_file = RunFolder(folder).run_file
     if run_file.exists():
@@ -114,10 +108,8 @@ def model_of(name: str, revision: str | None = None) -> ModelConfig:
 def tokenizer_of(name: str, revision: str | None = None) -> tuple[str, int, DocumentTokens]:
     """The tokenizer of a source for a recipe: its name, its size, and the tokens around documents.
 
-    The first token is `bos_token` if the tokenizer writes it before a text. A tokenizer whose documents are only separated, as in GPT-2 and
-    Qwen, has only `eos_token`.
-
-    Raises ConfigError if the source has no `tokenizer.json`, or no end token.
+    The first token is `bos_token` if the tokenizer writes it before a text (not in GPT-2 and Qwen). Raises ConfigError if the source has no
+    `tokenizer.json`, or no end token.
     """
     folder = find_folder(name, revision)
     if RunFolder(folder).run_file.exists():
@@ -233,10 +225,7 @@ def _changed_files(start: Pretrained, files: Mapping[str, str], digests: KnownDi
 
 
 def import_weights(start: Pretrained, model: ModelConfig, phase: str, home: Home, run_name: str) -> bool:
-    """Import the weights of a start into the home, if they are missing or the source has changed. Return whether they were imported.
-
-    Raises ConfigError or CheckpointError if the source is missing, damaged, or holds another model.
-    """
+    """Import the weights of a start unless they are current, and return whether it did. Raises ConfigError or CheckpointError."""
     try:
         start_checkpoint(start, model, phase, home, run_name)
         return False

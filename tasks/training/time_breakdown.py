@@ -73,10 +73,7 @@ class TimeBreakdown(Frozen):
 
 
 class Goodput(Frozen):
-    """The wall time of a phase from its submission or first start to its end. The seconds by bucket add up to `wall_seconds`.
-
-    The clock stops when the work ends, also for a refusal, and starts again with the next work. After an interruption it runs on.
-    """
+    """The wall time of a phase up to its end. The clock stops with the work, also for a refusal, and runs on after an interruption."""
 
     wall_seconds: float
     seconds: dict[str, float]  # all of `BUCKETS`

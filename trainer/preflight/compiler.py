@@ -64,12 +64,7 @@ def first_line(message: str) -> str:
 
 
 def examine(spec: Spec, dump: Path) -> Result:
-    """Compile the step, traced with shapes as `trainer.loop` calls it, and read its needs. `dump` is an empty folder.
-
-    Raises:
-        ConfigError: topology, mesh, batch or model do not fit one another.
-        TrainingError: the compiler failed for a reason other than memory.
-    """
+    """Compile the step as `trainer.loop` traces it, with files in the empty folder `dump`. Raises ConfigError or TrainingError."""
     devices, limit = _describe_devices(spec.topology)
     run = run_of(spec.step, spec.execution)
 

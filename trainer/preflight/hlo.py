@@ -84,10 +84,7 @@ class Module:
         return inside, {int(each.rest.split(")")[0]): each for each in inside.values() if each.opcode == "parameter"}
 
     def count_runs(self, *, with_offloaded: bool = False) -> Mapping[str, int]:
-        """Return computation → number of runs in a step. The computation of a fusion runs as often as the fusion.
-
-        `with_offloaded` includes computations of the sparse cores, which have nearly all communication on tpu7x.
-        """
+        """Return computation → runs in a step, of a fusion as often as the fusion. `with_offloaded`: also of the sparse cores (tpu7x)."""
         counts: defaultdict[str, int] = defaultdict(int)
         waiting = [(self.entry, 1)]
         while waiting:
@@ -111,10 +108,7 @@ class Module:
         return counts
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
-        """Return the number of runs of a loop's body, from its counter's start to the constant limit, or 1 if unknown.
-
-        Further rounds of experts' rows run only for unbalanced loads: 0.
-        """
+        """Return the runs of a loop's body by its counter, 1 if unknown, 0 for further rounds of experts' rows (unbalanced loads)."""
         if FURTHER.search(loop.rest):
             return 0
         if known := TRIP_COUNT.search(loop.rest):

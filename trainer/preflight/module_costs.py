@@ -28,10 +28,7 @@ Instructions = dict[str, Instruction]
 
 
 def traffic_bytes(module: Module) -> int:
-    """Return bytes read from and written to HBM in a step: operands and results of each operation, slices only in part.
-
-    The fast memory on the chip and intermediate results of fusions are not counted.
-    """
+    """Return bytes read from and written to HBM in a step, slices only in part, without fast memory and inner results of fusions."""
     return sum(times * _moved(module, here, each) for name, times, here, each in module.executed() if name not in module.fusions)
 
 
@@ -126,10 +123,7 @@ def host_traffic_bytes(module: Module) -> int:
 
 
 def update_flops(module: Module) -> int:
-    """Return FLOPs per chip and step of products outside differentiation.
-
-    The module decides, because the compiler chooses the chips that share a product.
-    """
+    """Return FLOPs per chip and step of products outside differentiation. The compiler chooses the chips that share a product."""
     total = 0
     for _, times, here, instruction in module.executed():
         named = OP_NAME.search(instruction.rest) if instruction.opcode == "convolution" else None
@@ -169,10 +163,7 @@ class Found(NamedTuple):
 
 
 def read_collectives(module: Module, mesh: Mesh, num_slices: int) -> tuple[Collective, ...]:
-    """Return the collectives of a step by kind and axis, the largest first. Bytes are sent by the ring (Thakur et al., 2005).
-
-    Several fusions can share an asynchronous operation and its channel: start, overlapping work, end. They count once.
-    """
+    """Return the collectives of a step by kind and axis, the largest first. Bytes are sent by the ring (Thakur et al., 2005)."""
     sums: defaultdict[tuple[str, str, Link], list[int]] = defaultdict(lambda: [0, 0])
     seen: set[tuple[str, str]] = set()
     for name, times in module.count_runs(with_offloaded=True).items():
@@ -180,7 +171,7 @@ def read_collectives(module: Module, mesh: Mesh, num_slices: int) -> tuple[Colle
         instructions = module.computations.get(name, {})
         for instruction in instructions.values():
             channel = re.search(r"channel_id=(\d+)", instruction.rest)
-            if outer and channel:
+            if outer and channel:  # several fusions can share an asynchronous operation, which counts once
                 if (key := (outer[0], channel.group(1))) in seen:
                     continue
                 seen.add(key)
@@ -225,10 +216,7 @@ def _found(instruction: Instruction, computation: str, mesh: Mesh, num_slices: i
 
 
 def first_group(text: str, mesh: Mesh) -> list[int]:
-    """Return the devices of the first group, in any notation of HLO, or the first pair of different devices in a permutation.
-
-    Without groups, all devices.
-    """
+    """Return the devices of the first group in any notation of HLO, the first different pair of a permutation, or all devices."""
     if permuted := re.search(r"source_target_pairs=\{(.*?)\}\}", text):
         pairs = re.findall(r"\{(\d+),(\d+)", permuted.group(1) + "}")
         return next(([int(source), int(target)] for source, target in pairs if source != target), [])

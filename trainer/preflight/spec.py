@@ -4,21 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from phasewise.trainer import config
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.config import (
-    CheckpointPolicy,
-    DataOrder,
-    Execution,
-    LearningRateSegment,
-    LossOn,
-    ModelConfig,
-    Optimizer,
-    PackingKind,
-    RollingLimit,
-    RunConfig,
-    Stability,
-    always,
-)
 
 Platform = Literal["tpu", "gpu", "cpu"]
 Link = Literal["ici", "dcn"]  # links between the chips of a slice, or the data-centre network between slices
@@ -47,27 +34,24 @@ class Topology(Frozen):
 
 
 class StepShape(Frozen):
-    """All settings of a phase that decide its compiled step. Scheduled values are arguments of the step.
+    """All settings of a phase that decide its compiled step. Unusual `packing` and `loss_on` add targets as an argument."""
 
-    With other values of `packing` and `loss_on` than the default, targets are a further argument.
-    """
-
-    model: ModelConfig
-    optimizer: Optimizer
+    model: config.ModelConfig
+    optimizer: config.Optimizer
     batch_sequences: int = Field(gt=0)
     keeps_average: bool
     clips_update_rms: bool
     update_norm_window: int | None
     skip_step_window: int | None
-    packing: PackingKind = "chunk"
-    loss_on: LossOn = "all"
+    packing: config.PackingKind = "chunk"
+    loss_on: config.LossOn = "all"
 
 
 class Spec(Frozen):
     """One compilation. Without `machine_code` it stops after buffer assignment (memory, collectives) in 1/20 of the time."""
 
     step: StepShape
-    execution: Execution
+    execution: config.Execution
     topology: Topology
     machine_code: bool = False
 
@@ -107,28 +91,28 @@ class Result(Frozen):
     host_bytes: int  # peak memory of the compiling process
 
 
-def run_of(step: StepShape, execution: Execution) -> RunConfig:
+def run_of(step: StepShape, execution: config.Execution) -> config.RunConfig:
     """Return a run of one update without data, whose step is the phase's step. Training builds its step by the same functions."""
     windows = step.update_norm_window, step.skip_step_window
-    limits = [None if window is None else RollingLimit(window=window, min_samples=2, sigmas=1.0) for window in windows]
-    stability = Stability(
-        max_grad_norm=always(1.0),
-        max_update_rms=always(1.0 if step.clips_update_rms else None),
-        max_update_norm=always(limits[0]),
-        skip_step=always(limits[1]),
-        z_loss=always(None),
-        ema_decay=always(0.5 if step.keeps_average else None),
+    limits = [None if window is None else config.RollingLimit(window=window, min_samples=2, sigmas=1.0) for window in windows]
+    stability = config.Stability(
+        max_grad_norm=config.always(1.0),
+        max_update_rms=config.always(1.0 if step.clips_update_rms else None),
+        max_update_norm=config.always(limits[0]),
+        skip_step=config.always(limits[1]),
+        z_loss=config.always(None),
+        ema_decay=config.always(0.5 if step.keeps_average else None),
     )
-    return RunConfig(
+    return config.RunConfig(
         recipe="preflight", scale="full", phase="preflight", start_step=0, stop_step=1, seed=0, start=None, verdict="", output="",
         model=step.model,
         optimizer=step.optimizer,
-        learning_rate=(LearningRateSegment(kind="constant", start_step=0, end_step=1, start=1.0, end=1.0),),
+        learning_rate=(config.LearningRateSegment(kind="constant", start_step=0, end_step=1, start=1.0, end=1.0),),
         stability=stability,
-        batch=always(step.batch_sequences),
-        mixture=always({NO_DATA: 100.0}),
-        order=DataOrder(seed=0, permutation="feistel", block_sequences=1),
-        checkpoints=CheckpointPolicy(every_steps=1, every_minutes=None, keep_all=False),
+        batch=config.always(step.batch_sequences),
+        mixture=config.always({NO_DATA: 100.0}),
+        order=config.DataOrder(seed=0, permutation="feistel", block_sequences=1),
+        checkpoints=config.CheckpointPolicy(every_steps=1, every_minutes=None, keep_all=False),
         caches={NO_DATA: ""},
         packing=step.packing,
         loss_on=step.loss_on,

@@ -28,10 +28,7 @@ _FRAME = re.compile(r"\s|Traceback \(most recent|During handling of|The above ex
 
 
 def python_command(module: str, *arguments: str, python: str | None = None) -> list[str]:
-    """Return the command that runs a module of this project. The default of `python` is the interpreter of this process.
-
-    `-P` removes the current folder from the module path, so that a user's `numbers.py` doesn't replace the library's.
-    """
+    """Return the command that runs a module. `-P` takes the current folder off the path: a user's `numbers.py` replaces no library."""
     return [python or sys.executable, "-P", "-m", module, *arguments]
 
 

@@ -31,10 +31,7 @@ Alone = Callable[[], AbstractContextManager[None]]
 
 
 class Lease:
-    """The token of a trainer, with the next number, which fences off the holder of the previous one. The caller holds the lock.
-
-    `check` is cheap: it reads one small file.
-    """
+    """The token of a trainer, whose number fences off the previous holder. The caller holds the lock. `check` reads a small file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._name = folder, uuid.uuid4().hex

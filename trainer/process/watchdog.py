@@ -85,15 +85,13 @@ class Watchdog:
     """A thread that calls `on_stall` once if the current work of the process exceeds its limit. Use it as a context.
 
     It can't run during a call that holds the interpreter's lock for ever. Then the heartbeat stops, which the launcher sees.
-
-    `step`: the number of applied updates.
     """
 
     def __init__(
         self, limits: Mapping[Work, float | None], on_stall: Callable[[Doing], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._limits, self._on_stall, self._clock = limits, on_stall, clock
-        self.step = 0
+        self.step = 0  # applied updates
         self._work: Work = "start"
         self._beat = self._looked = self._since = clock()
         self._spent: dict[Work, float] = {}
@@ -194,10 +192,7 @@ def heartbeat(
     check: Callable[[], None] = lambda: None,
     spent: Callable[[], Mapping[str, float]] = dict,
 ) -> Iterator[None]:
-    """Write the heartbeat each second within the context, and a last one at its end.
-
-    `doing` returns the current work and the number of applied updates, and `spent` the seconds per work. `check` is called before each.
-    """
+    """Write the heartbeat each second and at the end, after `check`. `doing`: work and applied updates. `spent`: seconds per work."""
     path, ended = RunFolder(folder).heartbeat, threading.Event()
 
     def run() -> None:

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 import pandas as pd
 
+from phasewise.trainer.base import wording
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.data.manifest import read_manifest
@@ -28,6 +30,7 @@ DIFFERENCE_KINDS = {
 }
 """Difference → kind, with a check per kind. Any other difference is of kind `made otherwise`."""
 HAND_OFF_COLUMNS = ("name", "declared", "found", "before", "after", "status")
+name_some = partial(wording.name_some, most=5)
 
 
 class NearCount(NamedTuple):
@@ -38,10 +41,7 @@ class NearCount(NamedTuple):
 
 
 def cache_evidence(caches: Mapping[str, str | Path], near_copies: Mapping[str, NearCount] = MappingProxyType({})) -> pd.DataFrame:
-    """Build a row per cache (component → folder) from its manifest, without reading shards.
-
-    `near_copies`: component → near copies, which its manifest counts as copies.
-    """
+    """Build a row per cache (component → folder) from the manifest. `near_copies`: component → near copies among the copies."""
     rows: list[dict[str, object]] = []
     for component, folder in caches.items():
         manifest = read_manifest(as_path(folder))
@@ -77,18 +77,8 @@ def names_like_tests(names: Iterable[str]) -> list[str]:
     return [name for name in names if TEST_LIKE.search(name)]
 
 
-def name_some(names: Iterable[str], max_named: int = 5) -> str:
-    """Join the first names, and count the rest."""
-    names = list(names)
-    more = len(names) - max_named
-    return ", ".join(names[:max_named]) + (f" and {more} more" if more > 0 else "")
-
-
 def differences_evidence(rows: Mapping[str, Sequence[Mapping[str, str]]], caches: Mapping[str, str | Path]) -> pd.DataFrame:
-    """Build a row per difference that `phasewise data verify` found, and a row of kind `none` per component without differences.
-
-    `rows`: component → differences with `what`, `file`, `expected`, `found` and `remedy`. Missing components were not verified.
-    """
+    """Build a row per difference of `phasewise data verify`, and a row `none` per component without. `rows`: component → differences."""
     no_difference = {"what": "none", "kind": "none", "file": "", "expected": "", "found": "", "what_to_do": ""}
     table: list[dict[str, str]] = []
     for component, folder in caches.items():
@@ -112,12 +102,7 @@ def differences_evidence(rows: Mapping[str, Sequence[Mapping[str, str]]], caches
 
 
 def hand_off_evidence(declared: Sequence[str] | None, found: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
-    """Build a row per change of a phase, sorted by name. Without changes, a single row holds the status.
-
-    Args:
-        declared: names of the declared changes. None for a phase from scratch.
-        found: name → before and after, as words.
-    """
+    """Build a row per change, sorted by name: `declared` (None from scratch), or `found`, name → before and after. Else a status."""
     rows: list[tuple[object, ...]] = []
     if declared is None:
         rows.append(("from scratch", False, False, "nothing", "fresh weights", "from scratch"))

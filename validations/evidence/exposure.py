@@ -99,10 +99,7 @@ def exchange_p_value(seen: np.ndarray, unseen: np.ndarray, alternative: Alternat
 
 
 def exposure_table(evaluation: Evaluation, parent: Evaluation | None) -> pd.DataFrame:
-    """Build the three rows of `exposure_evidence` if the evaluation has readings of two renderings.
-
-    `against` is the parent, or empty if the parent is not comparable, for the reason `why_not`. `since` is the same as words.
-    """
+    """Build the rows of `exposure_evidence` from two renderings, `against` the parent unless `why_not`. `since`: the same as words."""
     read = evaluation.get("renderings")
     if read is None:
         return pd.DataFrame(columns=list(COLUMNS))

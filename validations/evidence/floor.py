@@ -56,10 +56,7 @@ class Floor(NamedTuple):
 
 
 def measure_floor(result: Mapping[str, Any]) -> Floor:
-    """Run both tests on a `tasks.evaluation.evaluate.BenchmarkResult`.
-
-    Raises DataError if answers are missing, or contradict each other, the value or the baseline.
-    """
+    """Run both tests on a `BenchmarkResult`. Raises DataError for missing answers, or if answers contradict value or baseline."""
     answers: list[Mapping[str, Any]] = result.get("answers") or []
     _require(result, len({answer["id"] for answer in answers}) == len(answers) == result["items"] > 0, "an answer to each of its items")
     right, value = [bool(answer["right"]) for answer in answers], result["value"]

@@ -127,7 +127,20 @@ def gate_evidence(evaluation: Evaluation, parent: Evaluation | None, *, floor_er
             ours = sum(model and not other for model, other in right)
             theirs = sum(other and not model for model, other in right)
             rows[-1]["smallest_margin"] = smallest_fall(Pairs(floor.items, gained=theirs, lost=ours), level=level)
-    rows += [_macro_row(evaluation, parent, is_finite=is_finite), *_own_text_rows(evaluation, parent)]
+    rows.append(_macro_row(evaluation, parent, is_finite=is_finite))
+    # A row per subset of an own held-out text, which the gate compares like the macro
+    ours, theirs = evaluation.get(OWN_TEXT, {}), (parent or {}).get(OWN_TEXT, {})
+    if parent and any(name not in theirs or theirs[name]["digest"] != one["digest"] for name, one in ours.items()):
+        raise DataError(
+            f"{OWN_TEXT}: expected equal text of phase and parent, found {', '.join(ours)} and {', '.join(theirs) or 'none'}. Evaluate "
+            "both again with the same evaluation.held_out."
+        )
+    for name, one in sorted(ours.items()):
+        value = _number(one["bits_per_byte"])
+        before = _number(theirs[name]["bits_per_byte"]) if parent else math.nan
+        row = {"name": f"{OWN_TEXT} {name}", "kind": "bits_per_byte", "value": value, "parent": before, "components": name}
+        increase = {"has_parent": parent is not None, "increase_bits_per_byte": value - before, "finite": math.isfinite(value)}
+        rows.append({**dict.fromkeys(("baseline", "margin"), math.nan), **row, **increase})
     return pd.DataFrame(rows, columns=list(BENCHMARK_COLUMNS)).astype(dict.fromkeys(("items", "right", "ungraded"), "Int64"))
 
 
@@ -160,24 +173,6 @@ def _macro_row(evaluation: Evaluation, parent: Evaluation | None, *, is_finite: 
         "components": ", ".join(components),
         "finite": is_finite and math.isfinite(value) and all(map(math.isfinite, every)),
     }
-
-
-def _own_text_rows(evaluation: Evaluation, parent: Evaluation | None) -> list[dict[str, object]]:
-    """Build a row per subset of an own held-out text, which the gate compares like the macro."""
-    ours, theirs = evaluation.get(OWN_TEXT, {}), (parent or {}).get(OWN_TEXT, {})
-    if parent and any(name not in theirs or theirs[name]["digest"] != one["digest"] for name, one in ours.items()):
-        raise DataError(
-            f"{OWN_TEXT}: expected equal text of phase and parent, found {', '.join(ours)} and {', '.join(theirs) or 'none'}. Evaluate "
-            "both again with the same evaluation.held_out."
-        )
-    rows: list[dict[str, object]] = []
-    for name, one in sorted(ours.items()):
-        value = _number(one["bits_per_byte"])
-        before = _number(theirs[name]["bits_per_byte"]) if parent else math.nan
-        row = {"name": f"{OWN_TEXT} {name}", "kind": "bits_per_byte", "value": value, "parent": before, "components": name}
-        increase = {"has_parent": parent is not None, "increase_bits_per_byte": value - before, "finite": math.isfinite(value)}
-        rows.append({**dict.fromkeys(("baseline", "margin"), math.nan), **row, **increase})
-    return rows
 
 
 def answers_table(evaluation: Evaluation, limits: GateLimits) -> pd.DataFrame:
@@ -245,9 +240,44 @@ def gate_notes(tables: Mapping[str, pd.DataFrame], *, asks_floor: bool) -> tuple
     notes: list[str] = []
     benchmarks, falls, rises = ({row["name"]: row for row in _rows(tables[name])} for name in ("benchmarks", "falls", "rises"))
     for comparison in _rows(tables["comparable"]):
-        name = comparison["name"]
+        name, why_not = comparison["name"], comparison["why_not"]
         benchmark, fall, rise = benchmarks[name], falls.get(name), rises.get(name)
-        notes.append(_benchmark_note(comparison, benchmark, fall, rise, asks_floor=asks_floor))
+        score = f"{name}: {benchmark['value']:.3f}"
+        if ungraded := benchmark["ungraded"]:
+            between = f"{benchmark['low']:.3f} to {benchmark['high']:.3f}"
+            score += f" (95 % interval {between}, from all {ungraded} of {benchmark['items']} ungraded items wrong to all right)"
+        change = fall or rise
+        if change is None:
+            why = "; ".join(filter(None, (comparison["limited"], comparison["differs"]))) or why_not
+            margin, baseline = benchmark["smallest_margin"], benchmark["baseline"]
+            floor = (
+                f"The floor alone decides: accuracy shows {margin:.3f} above the baseline of {baseline:.3f} in {IN_TEN}, and the "
+                "likelihood of the right answers may show less."
+            )
+            if not asks_floor:
+                floor = "The recipe asks for no floor either: nothing is decided by this score."
+            elif math.isnan(margin):
+                floor = (
+                    f"The floor alone decides (baseline {baseline:.3f}), and on so few items only by the likelihood of the right answers."
+                )
+            notes.append(f"{score}, not compared with a parent: {why}. {floor}")
+            continue
+        against = f"{change['against']}'s {change['parent']:.3f} on the same {change['items']:,} items"
+        sentences = [f"{score}, {_DIFFERENCE.format(**change)} to {against}."]
+        for kind, row in (("fall", fall), ("rise", rise)):
+            if row is None:
+                continue
+            allowed = f" (up to {row['limit']:g} is allowed)" if row["limit"] else ""
+            if math.isnan(row["smallest_detectable"]):
+                sentences.append(f"On so few items no {kind} is seen in {IN_TEN}{allowed}.")
+            else:
+                sentences.append(f"A {kind} of {row['smallest_detectable']:.3f} is seen in {IN_TEN}{allowed}; a smaller one may pass.")
+        if change["spread"]:
+            moves = f"From one checkpoint to the next the difference moves by {change['spread']:.3f}"
+            sentences.append(f"{moves}, which is in the interval and the tests.")
+        if why_not:
+            sentences.append(f"{why_not[:1].upper()}{why_not[1:]}.")
+        notes.append(" ".join(sentences))
     for row in _rows(tables["needles"]):
         score = f"{row['name']}: {row['value']:.3f}, where a guess has {row['baseline']:.3f}"
         if row["why_not"]:
@@ -268,49 +298,6 @@ def gate_notes(tables: Mapping[str, pd.DataFrame], *, asks_floor: bool) -> tuple
         alone = f" The parent is not compared with: {first['why_not']}." if first["why_not"] else ""
         notes.append(f"{first['items']} test items beside {first['reference_items']} unseen ones, {first['since']}: {measures}.{alone}")
     return tuple(notes)
-
-
-def _benchmark_note(
-    comparison: Mapping[str, Any],
-    benchmark: Mapping[str, Any],
-    fall: Mapping[str, Any] | None,
-    rise: Mapping[str, Any] | None,
-    *,
-    asks_floor: bool,
-) -> str:
-    score, why_not = f"{comparison['name']}: {benchmark['value']:.3f}", comparison["why_not"]
-    if ungraded := benchmark["ungraded"]:
-        between = f"{benchmark['low']:.3f} to {benchmark['high']:.3f}"
-        score += f" (95 % interval {between}, from all {ungraded} of {benchmark['items']} ungraded items wrong to all right)"
-    change = fall or rise
-    if change is None:
-        why = "; ".join(filter(None, (comparison["limited"], comparison["differs"]))) or why_not
-        margin, baseline = benchmark["smallest_margin"], benchmark["baseline"]
-        floor = (
-            f"The floor alone decides: accuracy shows {margin:.3f} above the baseline of {baseline:.3f} in {IN_TEN}, and the likelihood of "
-            "the right answers may show less."
-        )
-        if not asks_floor:
-            floor = "The recipe asks for no floor either: nothing is decided by this score."
-        elif math.isnan(margin):
-            floor = f"The floor alone decides (baseline {baseline:.3f}), and on so few items only by the likelihood of the right answers."
-        return f"{score}, not compared with a parent: {why}. {floor}"
-    against = f"{change['against']}'s {change['parent']:.3f} on the same {change['items']:,} items"
-    sentences = [f"{score}, {_DIFFERENCE.format(**change)} to {against}."]
-    for kind, row in (("fall", fall), ("rise", rise)):
-        if row is None:
-            continue
-        allowed = f" (up to {row['limit']:g} is allowed)" if row["limit"] else ""
-        if math.isnan(row["smallest_detectable"]):
-            sentences.append(f"On so few items no {kind} is seen in {IN_TEN}{allowed}.")
-        else:
-            sentences.append(f"A {kind} of {row['smallest_detectable']:.3f} is seen in {IN_TEN}{allowed}; a smaller one may pass.")
-    if change["spread"]:
-        moves = f"From one checkpoint to the next the difference moves by {change['spread']:.3f}"
-        sentences.append(f"{moves}, which is in the interval and the tests.")
-    if why_not:
-        sentences.append(f"{why_not[:1].upper()}{why_not[1:]}.")
-    return " ".join(sentences)
 
 
 def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -65,10 +65,7 @@ def load_library() -> Library:
 def judge_tables(
     tables: Mapping[str, "pd.DataFrame"], checks: Sequence[Check], *, subject: str = "", pages: dict[str, list[Any]] | None = None
 ) -> tuple[CheckResult, ...]:
-    """Run every check in a context in memory: processes that share a context on disk corrupt its files.
-
-    A check with missing columns is broken and does not run. `pages` is filled with the library's rendered sections of each table.
-    """
+    """Run the checks in memory, because shared contexts tear. Missing columns break a check. `pages` gets sections by table."""
     library, results = load_library(), dict[int, CheckResult]()
     for number, check in enumerate(checks):
         if missing := check.missing_columns(tables):

@@ -49,10 +49,7 @@ def _why_never(table: str, check: str) -> str | None:
 
 
 def accept(result: CheckResult, tables: Mapping[str, "pd.DataFrame"], accepts: Sequence[AcceptedWarning]) -> CheckResult:
-    """Move the rows that the recipe accepts from failing to accepted.
-
-    Only a warning with failing rows can be accepted: not a critical or broken check, and not a failure of the whole table.
-    """
+    """Move rows of a warning from failing to accepted if the recipe accepts the rows."""
     check = result.check
     mine = [
         warning

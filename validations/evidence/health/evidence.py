@@ -233,10 +233,7 @@ def _lm_head(metrics: Metrics, groups: Sequence[str]) -> _Outcome:
 
 
 def _moving_average(metrics: Metrics, max_gap: float | None) -> list[_Finding]:
-    """Measure an update's length and the gap of the evaluation losses, both against the moving average of the weights.
-
-    The length is the median in units of the weights' distance from their moving average, below 1 for an average.
-    """
+    """Measure an update's length in units of the weights' distance from the moving average (median), and the gap of the losses."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         shares = metrics["update_norm"] / (metrics["ema_distance"] * metrics["param_norm"])
         gaps = metrics["eval_loss"] - metrics["ema_eval_loss"]

@@ -172,10 +172,7 @@ class Lead(NamedTuple):
 
 
 def find_leads(spikes: Spikes, update_norms: Floats, *, deviations: float, window: int) -> list[Lead]:
-    """Find the loss spikes after a rise of the update norm (divided by the learning rate) within `LEAD_UPDATES`.
-
-    A rise exceeds the median over the window before by `deviations` robust standard deviations and by the factor `MIN_LEAD_RISE`.
-    """
+    """Find loss spikes within `LEAD_UPDATES` after a rise of the update norm (by learning rate) above the median and two limits."""
     rows = np.flatnonzero(spikes.is_spike)
     leads: list[Lead] = []
     for row in rows[np.diff(rows, prepend=-LEAD_UPDATES - 1) > LEAD_UPDATES].tolist():

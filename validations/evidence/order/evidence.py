@@ -211,10 +211,7 @@ def _row_signals(laid: ComponentRows) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def _token_mix(laid: ComponentRows, rows: np.ndarray) -> np.ndarray:
-    """Project each row on the first principal component of its square-rooted token counts, which separates languages and scripts.
-
-    The counts cover the most frequent tokens of these rows. The result does not depend on the order of the rows.
-    """
+    """Project rows on the first principal component of square-rooted counts of frequent tokens, which separates languages and scripts."""
     cache, seq_len = laid.cache, laid.seq_len
     if laid.rule.packing == "chunk":
         piece = max(part for part in range(1, min(TOKEN_MIX_TOKENS, seq_len) + 1) if seq_len % part == 0)

@@ -6,18 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phasewise.validations.evidence.order.null import (
-    BROWNIAN_BRIDGE,
-    IMPOSSIBLE,
-    Measure,
-    chi_square_least,
-    chi_square_most,
-    longest_run,
-    most_surprising,
-    normal_size,
-    poisson_least,
-    poisson_most,
-)
+from phasewise.validations.evidence.order import null as nulls
 
 STRETCH = 2**16  # ranges up to this length are measured as a whole
 SAMPLED = 2**14
@@ -67,9 +56,9 @@ def take_sample(
     return Sample(length, stretch, indices, places, max(wrong, len(of_checked) - len(np.unique(of_checked))))
 
 
-def measure_order(sample: Sample) -> list[Measure]:
+def measure_order(sample: Sample) -> list[nulls.Measure]:
     """Run all measures that the permutation's length allows."""
-    found = [Measure("places not taken exactly once", sample.misses, IMPOSSIBLE)]
+    found = [nulls.Measure("places not taken exactly once", sample.misses, nulls.IMPOSSIBLE)]
     if sample.length >= MIN_LENGTH:
         found += [*_bits(sample), *_serial(sample), *_coverage(sample), *_close_pairs(sample)]
     return found
@@ -90,20 +79,20 @@ def cusum(values: np.ndarray) -> tuple[int, float]:
     return at + 1, float(sums[at] / deviation / math.sqrt(len(values)))
 
 
-def _serial(sample: Sample) -> list[Measure]:
+def _serial(sample: Sample) -> list[nulls.Measure]:
     """Measure correlation along the stretch, the commonest step, runs of parity, and drift of the mean place."""
-    stretch, found = sample.stretch, list[Measure]()
+    stretch, found = sample.stretch, list[nulls.Measure]()
     # Serial correlation with the next place, with places at powers of two, and at the root of the length, where Feistel networks repeat
     places, count = stretch - stretch.mean(), len(stretch)
     variance = float(places @ places)
     root = math.isqrt(sample.length - 1) + 1
     lags = sorted(lag for lag in {root, *(2**power for power in range(MAX_LAG_POWER + 1))} if lag <= count // 2)
-    measures: list[Measure] = []
+    measures: list[nulls.Measure] = []
     for lag in lags:
         pairs = count - lag
         value = float(places[:-lag] @ places[lag:]) / variance + pairs / (count * (count - 1))
-        measures.append(Measure("serial correlation", abs(value), normal_size(math.sqrt(pairs) / count), detail=f"{lag} apart"))
-    found.append(most_surprising(measures))
+        measures.append(nulls.Measure("serial correlation", abs(value), nulls.normal_size(math.sqrt(pairs) / count), detail=f"{lag} apart"))
+    found.append(nulls.most_surprising(measures))
     # The commonest step to the next place, the next but one, and the place at the root of the length
     measures, num_steps = [], sample.length - 1
     for lag in [lag for lag in lags if lag in (1, 2, root)]:
@@ -112,8 +101,10 @@ def _serial(sample: Sample) -> list[Measure]:
         runs = np.diff(ends, prepend=-1)
         most = int(runs.argmax())
         told = f"a step of {steps[ends[most]]:,}, {lag} apart"
-        measures.append(Measure("commonest step", int(runs[most]), poisson_most(len(steps) / num_steps, values=num_steps), detail=told))
-    found.append(most_surprising(measures))
+        measures.append(
+            nulls.Measure("commonest step", int(runs[most]), nulls.poisson_most(len(steps) / num_steps, values=num_steps), detail=told)
+        )
+    found.append(nulls.most_surprising(measures))
     # Changes between even and odd places (Wald and Wolfowitz's runs), and the longest run of either
     parity = stretch & 1
     changes, odd = np.flatnonzero(np.diff(parity)), int(parity.sum())
@@ -121,8 +112,8 @@ def _serial(sample: Sample) -> list[Measure]:
     deviation = math.sqrt(max(mean * (mean - 1) / (count - 1), 0.0)) or 1.0
     longest = int(np.diff(changes, prepend=-1, append=count - 1).max())
     told = f"{len(changes):,} changes"
-    found.append(Measure("changes of parity", abs(len(changes) - mean), normal_size(deviation, step=1.0), detail=told))
-    found.append(Measure("longest run of one parity", longest, longest_run(count)))
+    found.append(nulls.Measure("changes of parity", abs(len(changes) - mean), nulls.normal_size(deviation, step=1.0), detail=told))
+    found.append(nulls.Measure("longest run of one parity", longest, nulls.longest_run(count)))
     # Drift of the mean place: the phase shift of fully sorted data
     looked_at = {"in a row": stretch} if sample.is_whole else {"in a row": stretch, "over the whole order": sample.places}
     measures = []
@@ -130,13 +121,13 @@ def _serial(sample: Sample) -> list[Measure]:
         at, distance = cusum(values)
         shift = (values[at:].mean() - values[:at].mean()) / values.std()
         detail = f"{shift:+.2f} deviations after {at:,} of {len(values):,} places {told}"
-        measures.append(Measure("phase shift of sorted data", distance, BROWNIAN_BRIDGE, detail=detail))
-    return [*found, most_surprising(measures)]
+        measures.append(nulls.Measure("phase shift of sorted data", distance, nulls.BROWNIAN_BRIDGE, detail=detail))
+    return [*found, nulls.most_surprising(measures)]
 
 
-def _coverage(sample: Sample) -> list[Measure]:
+def _coverage(sample: Sample) -> list[nulls.Measure]:
     """Compare windows of the order with data sorted in blocks, and with interleaved data: too uneven, and too even."""
-    length, measures = sample.length, list[Measure]()
+    length, measures = sample.length, list[nulls.Measure]()
     sorted_data: list[tuple[float, int, float, str]] = []
     for places in (sample.stretch,) if sample.is_whole else (sample.stretch, sample.places):
         classes = _most_classes(len(places))
@@ -148,11 +139,14 @@ def _coverage(sample: Sample) -> list[Measure]:
             sizes = (length - np.arange(classes) + classes - 1) // classes
             interleaved.append((*_chi_square(sample.stretch % classes, sizes, length), f"{classes} sources in turn"))
     for name, tables in {"sorted data": sorted_data, "interleaved data": interleaved}.items():
-        most = [Measure(f"{name}, too uneven", x / degrees, chi_square_most(degrees), detail=told) for x, degrees, _, told in tables]
-        least = [
-            Measure(f"{name}, too even", x / degrees, chi_square_least(degrees, step=s), detail=told) for x, degrees, s, told in tables
+        most = [
+            nulls.Measure(f"{name}, too uneven", x / degrees, nulls.chi_square_most(degrees), detail=told) for x, degrees, _, told in tables
         ]
-        measures += [most_surprising(most), most_surprising(least)]
+        least = [
+            nulls.Measure(f"{name}, too even", x / degrees, nulls.chi_square_least(degrees, step=s), detail=told)
+            for x, degrees, s, told in tables
+        ]
+        measures += [nulls.most_surprising(most), nulls.most_surprising(least)]
     return measures
 
 
@@ -182,7 +176,7 @@ def _chi_square(classed: np.ndarray, sizes: np.ndarray, length: int) -> tuple[fl
     return total * (length - 1) / length, rows * (classes - 1), 4 / float(expected.min())
 
 
-def _close_pairs(sample: Sample) -> list[Measure]:
+def _close_pairs(sample: Sample) -> list[nulls.Measure]:
     """Count close places in a batch: many if a batch draws neighbours, few if the order keeps neighbours apart.
 
     On a circle, close pairs with a shared place are independent, and few close pairs have a Poisson distribution.
@@ -202,19 +196,19 @@ def _close_pairs(sample: Sample) -> list[Measure]:
     mean = batches * size * (size - 1) / 2 * 2 * distance / (length - 1)
     told = f"pairs at most {distance:,} apart, in {batches:,} batches of {size}"
     return [
-        Measure("close pairs in a batch, too many", pairs, poisson_most(mean), detail=told),
-        Measure("close pairs in a batch, too few", pairs, poisson_least(mean), detail=told),
+        nulls.Measure("close pairs in a batch, too many", pairs, nulls.poisson_most(mean), detail=told),
+        nulls.Measure("close pairs in a batch, too few", pairs, nulls.poisson_least(mean), detail=told),
     ]
 
 
-def _bits(sample: Sample) -> list[Measure]:
+def _bits(sample: Sample) -> list[nulls.Measure]:
     """Find the largest correlation of a place's bit with one bit of its index, the XOR of two bits, and the XOR of any number of bits."""
     names = [f"place's bit with {what}" for what in ("one bit of the index", "the XOR of two", "the XOR of any")]
     outputs, in_a_row = _output_bits(sample.places, sample.length), _output_bits(sample.stretch, sample.length)
     count = len(sample.indices)
-    null = normal_size((count - 1) ** -0.5, step=4 / count)
+    null = nulls.normal_size((count - 1) ** -0.5, step=4 / count)
     if not (outputs and in_a_row):
-        return [Measure(name, 1.0, null, detail="no bit of the places varies") for name in names]
+        return [nulls.Measure(name, 1.0, null, detail="no bit of the places varies") for name in names]
     # Random indices: bits are packed into words, and agreements with the XOR of two bits are counted by word
     numbers = np.arange((sample.length - 1).bit_length())
     inputs = _packed(np.vstack([np.zeros(count, np.int64), sample.indices >> numbers[:, None] & 1]))  # XOR with zeros is one bit
@@ -229,13 +223,13 @@ def _bits(sample: Sample) -> list[Measure]:
         together = 1 - 2 * np.bitwise_count(xors ^ _packed(bit[None])).sum(axis=1, dtype=np.int64) / count
         correlations.append((together - mean * means) / np.sqrt((1 - mean**2) * (1 - means**2)))
     found = np.stack(correlations)
-    measures: list[Measure] = []
+    measures: list[nulls.Measure] = []
     for name, chosen in zip(names, (first == 0, first > 0), strict=False):
         sizes = np.abs(found[:, chosen])
         output, at = np.unravel_index(sizes.argmax(), sizes.shape)
         one, other = first[chosen][at] - 1, second[chosen][at] - 1
         told = f"{list(outputs)[output]} with bit {other}" + (f" and bit {one}" if one >= 0 else "")
-        measures.append(Measure(name, float(sizes[output, at]), null, sizes.size, told))
+        measures.append(nulls.Measure(name, float(sizes[output, at]), null, sizes.size, told))
     # A power of two of consecutive indices: the low bits of the index take all values
     count = 1 << (len(sample.stretch).bit_length() - 1)
     signs = {bit: 1 - 2 * values[:count].astype(np.float32) for bit, values in in_a_row.items()}
@@ -243,8 +237,8 @@ def _bits(sample: Sample) -> list[Measure]:
     found /= np.array([max(sign.std(), 1 / count) for sign in signs.values()])[:, None]
     output, mask = divmod(int(found.argmax()), count - 1)
     bits = ", ".join(str(bit) for bit in range(count.bit_length()) if (mask + 1) >> bit & 1)
-    null = normal_size((count - 1) ** -0.5, step=4 / count)
-    return [*measures, Measure(names[2], float(found.max()), null, found.size, f"{list(signs)[output]} with bits {bits}")]
+    null = nulls.normal_size((count - 1) ** -0.5, step=4 / count)
+    return [*measures, nulls.Measure(names[2], float(found.max()), null, found.size, f"{list(signs)[output]} with bits {bits}")]
 
 
 def _output_bits(places: np.ndarray, length: int) -> dict[str, np.ndarray]:
