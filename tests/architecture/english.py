@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-LIMIT = (8.0, 7.5)
-"""Percent of sentences that break a rule; percent of generic words."""
-MIN_SENTENCES = 20
-"""Shorter pages are measured together with the other short pages of their folder."""
+LIMIT = (8.0, 7.5)  # percent of sentences that break a rule; percent of generic words
+MIN_SENTENCES = 20  # shorter pages are measured together with the other short pages of their folder
 CEILINGS = {"trainer": (8.0, 8.2), "validations": (8.0, 7.9), "deployments": (8.0, 8.8)}
 FOLDERS = ("flows", "tasks", "trainer", "validations", "deployments", "experiments")
 MAX_WORDS = 30

@@ -6,11 +6,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("trainer", "validations", "tasks", "flows")
-FOLDERS = (ROOT, ROOT / "trainer", ROOT / "validations/evidence")
-"""The lists name their files below one of these folders."""
+FOLDERS = (ROOT, ROOT / "trainer", ROOT / "validations/evidence")  # the lists name their files below one of these folders
 SOURCE = re.compile(r"[\w*]+(?:/[\w*]+)*\.py")
-IN_THEIR_FOLDER = {"sandbox.py", "sandbox_child.py"}
-"""Programs that a module starts from its own folder."""
+IN_THEIR_FOLDER = {"sandbox.py", "sandbox_child.py"}  # programs that a module starts from its own folder
 
 
 def missing_sources(code: str) -> list[str]:

@@ -3,8 +3,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]+))?\)")
-GENERATED = {ROOT / "docs" / "reference" / name for name in ("cli.md", "api.md")}
-"""`docs/hooks.py` makes these when the site is built."""
+GENERATED = {ROOT / "docs" / "reference" / name for name in ("cli.md", "api.md")}  # `docs/hooks.py` makes these when the site is built
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
 

@@ -11,8 +11,7 @@ from tests.deployments.recipes import write_asking_recipe, write_long_recipe, wr
 from tests.deployments.up import Up, ask, final_state, processes, wait_for
 from tests.ports import free_port
 
-UNHURRIED = Path(__file__).with_name("unhurried")
-"""For PYTHONPATH: trainers rest between updates."""
+UNHURRIED = Path(__file__).with_name("unhurried")  # for PYTHONPATH: trainers rest between updates
 
 
 @pytest.fixture(scope="session")

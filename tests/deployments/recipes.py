@@ -9,8 +9,7 @@ from phasewise.flows.recipes.recipe import Recipe
 from tests.tasks.conftest import write_lines, write_prose
 
 LONG_STEPS, ASKING_STEPS, SPIKING_STEPS = 1_000_000, 6, 40
-NOISE_FROM, NOISE_TO = 20, 22
-"""The steps between which the spiking recipe trains on noise."""
+NOISE_FROM, NOISE_TO = 20, 22  # the steps between which the spiking recipe trains on noise
 EPOCHS = {"table": "mixture", "check": "expect_epochs_within_limit"}
 
 

@@ -13,54 +13,42 @@ import pytest
 from phasewise.deployments.worker import RUN_MODULE
 from phasewise.flows.prefect.access import AUTH_VARIABLES
 from phasewise.tasks.data.cluster import cluster
-from tests.deployments.up import (
-    WAIT_SECONDS,
-    Up,
-    ask,
-    environment,
-    final_state,
-    logs_of,
-    processes,
-    start_run,
-    state_of,
-    subflows_of,
-    wait_for,
-)
+from tests.deployments import up as running
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging: a busy machine may need minutes for a server and a first training
 
 
-def run_folder(up: Up) -> Path:
+def run_folder(up: running.Up) -> Path:
     return up.home / "runs" / "long-proxy" / "kestrel"
 
 
-def trained_steps(up: Up) -> int:
+def trained_steps(up: running.Up) -> int:
     metrics = run_folder(up) / "metrics.jsonl"
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
-def saved_steps(up: Up) -> list[int]:
+def saved_steps(up: running.Up) -> list[int]:
     return sorted(int(path.parent.name) for path in (run_folder(up) / "checkpoints").glob("*/digests.json"))
 
 
-def trains_on(up: Up) -> None:
+def trains_on(up: running.Up) -> None:
     before = trained_steps(up)
-    wait_for(up, f"a step after {before}", lambda: trained_steps(up) > before + 10)
+    running.wait_for(up, f"a step after {before}", lambda: trained_steps(up) > before + 10)
 
 
-def phasewise(up: Up, *arguments: object) -> subprocess.Popen[str]:
+def phasewise(up: running.Up, *arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "phasewise.flows.cli.main", *map(str, arguments), "--home", str(up.home)]
-    settings = {**environment(), **up.settings}
+    settings = {**running.environment(), **up.settings}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings, start_new_session=True)
 
 
 @pytest.mark.long
-def test_ctrl_c_in_the_terminal_saves_the_last_update(up: Up, recipes: Path) -> None:
+def test_ctrl_c_in_the_terminal_saves_the_last_update(up: running.Up, recipes: Path) -> None:
     with phasewise(up, "run", recipes / "long.json") as process:
         trains_on(up)
-        seen = ask(up, "flow_runs/filter", {"flow_runs": {"name": {"like_": "train"}, "state": {"type": {"any_": ["RUNNING"]}}}})
+        seen = running.ask(up, "flow_runs/filter", {"flow_runs": {"name": {"like_": "train"}, "state": {"type": {"any_": ["RUNNING"]}}}})
         os.killpg(process.pid, signal.SIGINT)
-        errors = process.communicate(timeout=WAIT_SECONDS)[1]
+        errors = process.communicate(timeout=running.WAIT_SECONDS)[1]
     assert process.returncode == 130, errors
     assert f"using the Prefect server of `phasewise up` (process {up.process.pid}, since " in errors
     assert {run["name"].split()[0] for run in seen} == {"train"}
@@ -71,56 +59,58 @@ def test_ctrl_c_in_the_terminal_saves_the_last_update(up: Up, recipes: Path) -> 
     assert "Traceback" not in errors
 
 
-def suspend(up: Up, run: str) -> None:
+def suspend(up: running.Up, run: str) -> None:
     details = {"pause_reschedule": True, "pause_timeout": "2100-01-01T00:00:00Z"}
-    ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "PAUSED", "name": "Suspended", "state_details": details}})
+    running.ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "PAUSED", "name": "Suspended", "state_details": details}})
 
 
-def at_work(up: Up, run: str) -> list[str]:
-    return [child["name"] for child in subflows_of(up, run) if child["state"]["type"] in {"RUNNING", "PENDING", "CANCELLING"}]
+def at_work(up: running.Up, run: str) -> list[str]:
+    return [child["name"] for child in running.subflows_of(up, run) if child["state"]["type"] in {"RUNNING", "PENDING", "CANCELLING"}]
 
 
 @pytest.mark.long
-def test_a_cancelled_run_has_saved_its_last_update_and_leaves_nothing_at_work(up: Up) -> None:
-    training = start_run(up, "train-recipe/long", retrain=[])
+def test_a_cancelled_run_has_saved_its_last_update_and_leaves_nothing_at_work(up: running.Up) -> None:
+    training = running.start_run(up, "train-recipe/long", retrain=[])
     trains_on(up)
     assert len(trainers(up)) == 1
-    ask(up, f"flow_runs/{training}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
-    assert final_state(up, training)["type"] == "CANCELLED"
+    running.ask(up, f"flow_runs/{training}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    assert running.final_state(up, training)["type"] == "CANCELLED"
     steps = trained_steps(up)
     assert saved_steps(up)[-1] == steps
-    assert any(line.startswith(f"kestrel: stopped after step {steps:,} of 1,000,000, which is saved") for line in logs_of(up, training))
+    assert any(
+        line.startswith(f"kestrel: stopped after step {steps:,} of 1,000,000, which is saved") for line in running.logs_of(up, training)
+    )
     assert (at_work(up, training), trainers(up)) == ([], [])
 
 
 @pytest.mark.long
-def test_a_run_that_was_killed_is_closed_while_the_server_is_up(up: Up, recipes: Path) -> None:
+def test_a_run_that_was_killed_is_closed_while_the_server_is_up(up: running.Up, recipes: Path) -> None:
     with phasewise(up, "run", recipes / "long.json") as process:
         trains_on(up)
         process.kill()
-    begun = ask(up, "flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
+    begun = running.ask(up, "flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
     assert {run["name"].split(" ")[0] for run in begun} == {"train"}
     assert len(begun) == 2
     for run in begun:
-        state = final_state(up, run["id"])
+        state = running.final_state(up, run["id"])
         assert (state["type"], "it resumes from saved work" in state["message"]) == ("CRASHED", True)
 
 
 @pytest.fixture(scope="module")
-def training(up: Up) -> str:
-    run = start_run(up, "train-recipe/long", retrain=[])
+def training(up: running.Up) -> str:
+    run = running.start_run(up, "train-recipe/long", retrain=[])
     trains_on(up)
     return run
 
 
-def test_a_run_beside_what_is_up_is_refused_at_once_and_disturbs_nothing(up: Up, training: str, recipes: Path) -> None:
-    before = state_of(up, training)
+def test_a_run_beside_what_is_up_is_refused_at_once_and_disturbs_nothing(up: running.Up, training: str, recipes: Path) -> None:
+    before = running.state_of(up, training)
     with phasewise(up, "run", recipes / "long.json") as process:
-        output, errors = process.communicate(timeout=WAIT_SECONDS)
+        output, errors = process.communicate(timeout=running.WAIT_SECONDS)
     assert (process.returncode, output) == (2, "")
     assert errors.startswith("phasewise: the flow run 'long")
     assert f"is at work in {up.home}: wait for it, stop it, or choose another home with --home.\n" in errors
-    assert state_of(up, training) == before
+    assert running.state_of(up, training) == before
     trains_on(up)
 
 
@@ -137,7 +127,7 @@ def listening(root: int, what: str, *, but: int = 0) -> set[tuple[str, str]]:
     return found
 
 
-def test_everything_listens_on_loopback(up: Up, training: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_listens_on_loopback(up: running.Up, training: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = listening(up.process.pid, "up")
     monkeypatch.setenv("PHASEWISE_DASK_WORKERS", "2")
     with cluster() as client:
@@ -151,7 +141,7 @@ def test_everything_listens_on_loopback(up: Up, training: str, monkeypatch: pyte
     assert {address for _, address in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
-def test_the_secrets_are_nowhere_but_in_their_files(up: Up, training: str) -> None:
+def test_the_secrets_are_nowhere_but_in_their_files(up: running.Up, training: str) -> None:
     secrets = [up.auth, up.auth.partition(":")[2], (up.home / "prefect" / "page-token").read_text().strip()]
     secrets.append(base64.b64encode(up.auth.encode()).decode())
     own = {up.home / "prefect" / name for name in ("auth", "links", "page-token")}
@@ -164,50 +154,52 @@ def test_the_secrets_are_nowhere_but_in_their_files(up: Up, training: str) -> No
     assert not [secret for secret in secrets if secret in up.text]
     every = psutil.Process(up.process.pid).children(recursive=True)
     assert not [words for words in (process.cmdline() for process in every) if any(secret in " ".join(words) for secret in secrets)]
-    (trainer,) = processes(up, "phasewise.trainer")
+    (trainer,) = running.processes(up, "phasewise.trainer")
     assert not set(AUTH_VARIABLES) & set(trainer.environ())
     assert up.auth not in trainer.environ().values()
-    assert processes(up, RUN_MODULE)
+    assert running.processes(up, RUN_MODULE)
 
 
 @pytest.mark.long
-def test_a_run_that_has_a_slot_waits_for_the_home_and_names_who_has_it(up: Up, training: str) -> None:
-    deployment = ask(up, "deployments/name/train-phase/long · 1 kestrel")["id"]
-    beside = ask(up, f"deployments/{deployment}/create_flow_run", {"work_queue_name": "default"})["id"]
-    [said, *_] = wait_for(up, "its waiting", lambda: [line for line in logs_of(up, beside) if line.startswith("waiting for ")])
-    assert said.startswith(f"waiting for the flow run '{ask(up, f'flow_runs/{training}')['name']}' (process ")
+def test_a_run_that_has_a_slot_waits_for_the_home_and_names_who_has_it(up: running.Up, training: str) -> None:
+    deployment = running.ask(up, "deployments/name/train-phase/long · 1 kestrel")["id"]
+    beside = running.ask(up, f"deployments/{deployment}/create_flow_run", {"work_queue_name": "default"})["id"]
+    [said, *_] = running.wait_for(
+        up, "its waiting", lambda: [line for line in running.logs_of(up, beside) if line.startswith("waiting for ")]
+    )
+    assert said.startswith(f"waiting for the flow run '{running.ask(up, f'flow_runs/{training}')['name']}' (process ")
     assert len(trainers(up)) == 1
-    ask(up, f"flow_runs/{beside}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
-    assert final_state(up, beside)["type"] == "CANCELLED"
-    assert state_of(up, training)["type"] == "RUNNING"
+    running.ask(up, f"flow_runs/{beside}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    assert running.final_state(up, beside)["type"] == "CANCELLED"
+    assert running.state_of(up, training)["type"] == "RUNNING"
 
 
 @pytest.mark.long
-def test_a_suspended_run_stops_saved_and_resumes(up: Up, training: str) -> None:
+def test_a_suspended_run_stops_saved_and_resumes(up: running.Up, training: str) -> None:
     suspend(up, training)
-    wait_for(up, "the end of its subflows", lambda: not at_work(up, training))
+    running.wait_for(up, "the end of its subflows", lambda: not at_work(up, training))
     steps = trained_steps(up)
     assert saved_steps(up)[-1] == steps
-    assert state_of(up, training)["name"] == "Suspended"
+    assert running.state_of(up, training)["name"] == "Suspended"
     assert not [process for process in trainers(up) if process.is_running()]
-    ask(up, f"flow_runs/{training}/resume", {})
+    running.ask(up, f"flow_runs/{training}/resume", {})
     trains_on(up)
-    lines = logs_of(up, training)
+    lines = running.logs_of(up, training)
     assert f"kestrel: resuming from step {steps:,} of 1,000,000" in lines
     assert any(" loss " in line and "tokens/s" in line for line in lines if line.startswith("train kestrel: "))
-    assert state_of(up, training)["type"] == "RUNNING"
+    assert running.state_of(up, training)["type"] == "RUNNING"
 
 
-def trainers(up: Up) -> list[psutil.Process]:
-    return processes(up, "phasewise.trainer")
+def trainers(up: running.Up) -> list[psutil.Process]:
+    return running.processes(up, "phasewise.trainer")
 
 
-def test_ctrl_c_ends_everything_and_leaves_nothing(up: Up, training: str) -> None:
+def test_ctrl_c_ends_everything_and_leaves_nothing(up: running.Up, training: str) -> None:
     trains_on(up)
     started = psutil.Process(up.process.pid).children(recursive=True)
     assert {os.getsid(process.pid) for process in started}.isdisjoint({up.process.pid})
     os.killpg(up.process.pid, signal.SIGINT)  # as the terminal does at Ctrl-C
-    assert up.process.wait(WAIT_SECONDS) == 0
+    assert up.process.wait(running.WAIT_SECONDS) == 0
     assert not [process for process in started if process.is_running()]
     assert saved_steps(up)[-1] == trained_steps(up)
     lines = (run_folder(up) / "metrics.jsonl").read_text().splitlines()

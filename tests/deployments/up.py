@@ -23,11 +23,9 @@ from phasewise.trainer.process.child_process import python_command
 from tests.shadows import write_shadows
 
 T = TypeVar("T")
-SECRET = "planted-secret-4b1d"
-"""In the environment of everything that these tests start; it must be nowhere else."""
+SECRET = "planted-secret-4b1d"  # in the environment of everything that these tests start; it must be nowhere else
 WAIT_SECONDS = 600  # a guard against hanging: on a machine with much else to do a first step takes minutes
-CSRF_SECONDS = 1800
-"""Prefect's tokens are valid for an hour, also on a server that is started again."""
+CSRF_SECONDS = 1800  # Prefect's tokens are valid for an hour, also on a server that is started again
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 QUICK = {

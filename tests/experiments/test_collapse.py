@@ -13,8 +13,7 @@ from phasewise.validations.evidence.health.phenomena import Measure
 from tests.compilation import compile_from_now_on
 from tests.validations.evidence.health.simulated import evidence
 
-STEPS = 160
-"""Of 300: this seed has lost its balance by step 100."""
+STEPS = 160  # of 300: this seed has lost its balance by step 100
 Train = Callable[[str], Trained]
 
 

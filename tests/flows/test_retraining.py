@@ -10,17 +10,8 @@ from phasewise.flows.plan import build_run
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved
+from phasewise.flows.status import retraining
 from phasewise.flows.status.phase_status import raise_unless_let_pass
-from phasewise.flows.status.retraining import (
-    Replaced,
-    WouldReplace,
-    check_ancestors_passed,
-    check_named,
-    check_replaced,
-    extend_phases,
-    find_replaced,
-    phases_to_train,
-)
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError, TrainingDiverged, TrainingError, VerdictError
@@ -52,7 +43,7 @@ def judged_home(tmp_path: Path) -> Home:
 
 def refusal(judged_home: Home, recipe: Recipe = MARIN) -> str:
     with pytest.raises(VerdictError) as refused:
-        check_ancestors_passed(Resolved("marin-32b", recipe, None, judged_home, KnownDigests()), recipe.phase("mantis"))
+        retraining.check_ancestors_passed(Resolved("marin-32b", recipe, None, judged_home, KnownDigests()), recipe.phase("mantis"))
     assert sorted(path.name for path in judged_home.root.iterdir()) == ["verdicts"]  # nothing was prepared
     return str(refused.value)
 
@@ -60,8 +51,8 @@ def refusal(judged_home: Home, recipe: Recipe = MARIN) -> str:
 def test_a_phase_rests_on_its_lineage_and_on_what_is_grafted(judged_home: Home):
     assert [phase.name for phase in MARIN.ancestors(MANTIS)] == ["phase-1", "qk-norm"]
     assert MARIN.ancestors(MARIN.phase("phase-1")) == ()
-    assert [phase.name for phase in phases_to_train(MARIN, MANTIS)] == ["phase-1", "qk-norm", "mantis"]
-    assert phases_to_train(MARIN, None) == MARIN.phases
+    assert [phase.name for phase in retraining.phases_to_train(MARIN, MANTIS)] == ["phase-1", "qk-norm", "mantis"]
+    assert retraining.phases_to_train(MARIN, None) == MARIN.phases
     raw = MARIN.model_dump(mode="json")
     (mantis,) = [phase for phase in raw["phases"] if phase["name"] == "mantis"]
     (bison,) = [phase for phase in raw["phases"] if phase["name"] == "bison"]  # it is not in the lineage of Mantis
@@ -86,7 +77,9 @@ def test_every_verdict_of_the_lineage_is_asked(judged_home: Home, phase: str, ga
     )
     judged_home.verdict("marin-32b-proxy", phase, gate).unlink()
     assert f"there is no verdict on its {what}." in refusal(judged_home)
-    assert check_ancestors_passed(Resolved("marin-32b", MARIN, None, judged_home, KnownDigests()), MARIN.phase("phase-1")) is None
+    assert (
+        retraining.check_ancestors_passed(Resolved("marin-32b", MARIN, None, judged_home, KnownDigests()), MARIN.phase("phase-1")) is None
+    )
 
 
 RECIPE = tiny_recipe()
@@ -137,8 +130,8 @@ def save_ocelot_more_often(raw: dict[str, Any]) -> None:
     raw["phases"][1]["checkpoints"]["every_steps"] = 4
 
 
-def replaced(recipe: Recipe, home: Home) -> tuple[Replaced, ...]:
-    return find_replaced(resolved_from(recipe, home), recipe.phases)
+def replaced(recipe: Recipe, home: Home) -> tuple[retraining.Replaced, ...]:
+    return retraining.find_replaced(resolved_from(recipe, home), recipe.phases)
 
 
 def test_a_change_names_its_fields_and_its_cost_and_what_starts_from_it(home: Home):
@@ -169,7 +162,7 @@ def test_other_weights_of_the_parent_are_named(home: Home):
 def test_little_work_at_proxy_scale_is_done_again_unasked(home: Home):
     recipe = edited(clip_kestrel)
     found = replaced(recipe, home)
-    check_replaced(resolved_from(recipe, home), found, ())
+    retraining.check_replaced(resolved_from(recipe, home), found, ())
     assert [one.phase for one in found] == ["kestrel", "ocelot"]
 
 
@@ -177,30 +170,30 @@ def test_little_work_at_proxy_scale_is_done_again_unasked(home: Home):
 def test_more_is_refused_and_so_is_what_nobody_timed_and_anything_at_full_scale(home: Home, seconds: float | None):
     recipe = edited(clip_kestrel)
     found = [one._replace(seconds=seconds) for one in replaced(recipe, home)]
-    with pytest.raises(WouldReplace) as refused:
-        check_replaced(resolved_from(recipe, home), found, ())
+    with pytest.raises(retraining.WouldReplace) as refused:
+        retraining.check_replaced(resolved_from(recipe, home), found, ())
     lines = str(refused.value).splitlines()
     assert lines[0] == "tiny-proxy differs from the trained recipe, and training it would replace work:"
     assert lines[1].startswith("  kestrel, trained to step 40: stability.max_grad_norm[0][1]: 1.0 → 0.5; ")
     assert lines[2].startswith("  ocelot, trained to step 52: it starts from kestrel")
     assert f"`phasewise run tiny --scale proxy --home {home.root} --retrain kestrel`" in lines[3]
-    assert WouldReplace.exit_code == 1
+    assert retraining.WouldReplace.exit_code == 1
     full = RECIPE.model_copy(update={"scale": "full"})
-    little = [Replaced("ocelot", 52, "a reason", 10, 1.0)]
-    with pytest.raises(WouldReplace, match=r"ocelot, trained to step 52: a reason \(10 tokens, about 1 s\)"):
-        check_replaced(resolved_from(full, home), little, ())
-    check_replaced(resolved_from(full, home), little, ["ocelot"])
+    little = [retraining.Replaced("ocelot", 52, "a reason", 10, 1.0)]
+    with pytest.raises(retraining.WouldReplace, match=r"ocelot, trained to step 52: a reason \(10 tokens, about 1 s\)"):
+        retraining.check_replaced(resolved_from(full, home), little, ())
+    retraining.check_replaced(resolved_from(full, home), little, ["ocelot"])
 
 
 def test_who_is_named_takes_what_starts_from_it_along(home: Home):
     recipe = edited(clip_kestrel)
     found = [one._replace(seconds=1e6) for one in replaced(recipe, home)]
-    check_replaced(resolved_from(recipe, home), found, ["kestrel"])
-    with pytest.raises(WouldReplace) as refused:
-        check_replaced(resolved_from(recipe, home), found, ["ocelot"])
+    retraining.check_replaced(resolved_from(recipe, home), found, ["kestrel"])
+    with pytest.raises(retraining.WouldReplace) as refused:
+        retraining.check_replaced(resolved_from(recipe, home), found, ["ocelot"])
     assert "ocelot" not in str(refused.value)
     with pytest.raises(ConfigError, match=r"--retrain names kestral: expected phases of this run \(kestrel, ocelot"):
-        check_named(["kestral"], RECIPE.phases, "--retrain")
+        retraining.check_named(["kestral"], RECIPE.phases, "--retrain")
 
 
 def longer(stop_step: int, rate: float = 1.7e-3, clip: float = 1.0) -> Edit:
@@ -223,24 +216,24 @@ def longer(stop_step: int, rate: float = 1.7e-3, clip: float = 1.0) -> Edit:
 )
 def test_a_changed_past_is_no_extension(edit: Edit, said: str, home: Home):
     with pytest.raises(ConfigError, match=f"^--extend ocelot: .*{said}.*or train again with --retrain ocelot"):
-        extend_phases(resolved_from(edited(edit), home), ["ocelot"])
+        retraining.extend_phases(resolved_from(edited(edit), home), ["ocelot"])
 
 
 def test_more_steps_are_offered_and_then_replace_nothing(home: Home):
     recipe = edited(longer(60))
     resolved, run = resolved_from(recipe, home), RunFolder(home.run("tiny-proxy", "ocelot"))
-    with pytest.raises(WouldReplace, match=r"stop_step: 52 → 60; .*; --extend ocelot continues it \("):
-        check_replaced(resolved, replaced(recipe, home), (), asks_always=True)
-    extend_phases(resolved, ["ocelot"])
+    with pytest.raises(retraining.WouldReplace, match=r"stop_step: 52 → 60; .*; --extend ocelot continues it \("):
+        retraining.check_replaced(resolved, replaced(recipe, home), (), asks_always=True)
+    retraining.extend_phases(resolved, ["ocelot"])
     assert replaced(recipe, home) == ()
     assert not run.result.exists()
-    extend_phases(resolved, ["ocelot"])  # a stopped extension is begun
+    retraining.extend_phases(resolved, ["ocelot"])  # a stopped extension is begun
     leave_trained(resolved.run(recipe.phase("ocelot")), 60)
     with pytest.raises(ConfigError, match=r"expected more than the trained 60, found 52"):
-        extend_phases(resolved_from(RECIPE, home), ["ocelot"])
+        retraining.extend_phases(resolved_from(RECIPE, home), ["ocelot"])
     run.path.rename(run.path.with_name("away"))
     with pytest.raises(ConfigError, match=r"expected a trained run to continue, found no checkpoint in"):
-        extend_phases(resolved, ["ocelot"])
+        retraining.extend_phases(resolved, ["ocelot"])
 
 
 NOWHERE = Path("nowhere.json")

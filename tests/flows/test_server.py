@@ -39,8 +39,7 @@ from phasewise.trainer.process.child_process import python_command
 from tests.ports import free_port
 from tests.survival.disks import small_disk
 
-WAIT_SECONDS = 0.3
-"""For the second to be done, where nothing keeps it from that."""
+WAIT_SECONDS = 0.3  # for the second to be done, where nothing keeps it from that
 COUNT, ADD = text("SELECT count(*) FROM runs"), text("INSERT INTO runs VALUES (1)")
 
 

@@ -36,8 +36,7 @@ from gcp_storage_emulator.storage import Storage
 
 BUCKET = "phasewise-tests"
 UPLOADS = r"/upload/"
-NAME_BYTES = 2000
-"""An upload's first bytes, which hold its object's name."""
+NAME_BYTES = 2000  # an upload's first bytes, which hold its object's name
 
 Kind = Literal["refuse", "tear", "drop_reply"]
 
@@ -207,8 +206,7 @@ class Emulator:
     url: str
     faults: Faults
     storage: RememberingStorage
-    variables: dict[str, str]
-    """What a process needs in its environment to find it."""
+    variables: dict[str, str]  # what a process needs in its environment to find it
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def describe(self, path: Path) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 PAGE_ENTRIES = 3
 LINK_SECONDS = 60
-SMALL_BYTES = 64
-"""Files up to this size lie in Git itself and are given at once; larger ones by a signed link."""
+SMALL_BYTES = 64  # files up to this size lie in Git itself and are given at once; larger ones by a signed link
 Kind = Literal["refuse", "cut", "whole", "short", "expire"]
 
 

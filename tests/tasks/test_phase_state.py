@@ -13,23 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from phasewise.tasks import phase_state
 from phasewise.tasks import phase_state as module
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import LEASE_VARIABLE
-from phasewise.tasks.phase_state import (
-    AT_WORK,
-    CUT_SHORT,
-    JUDGED,
-    PhaseState,
-    State,
-    enter_stage,
-    last_sign,
-    read_stages,
-    read_work,
-    settle,
-    state_now,
-    working,
-)
 from phasewise.trainer.base.errors import TrainingError, VerdictError
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import is_locked
@@ -68,7 +55,7 @@ class Worker:
         assert self.process.stdout
         return self.process.stdout.readline().strip()
 
-    def enters(self, state: State) -> None:
+    def enters(self, state: phase_state.State) -> None:
         assert self.process.stdin
         print(state, file=self.process.stdin, flush=True)
         assert self.reads() == state
@@ -87,8 +74,12 @@ def worker(*command: object) -> Iterator[Worker]:
         found.kill()
 
 
-def now(home: Home, settled: State = State.NOT_STARTED, **options: tuple[str, State]) -> PhaseState:
-    return state_now(home, RUN, PHASE, PhaseState(state=settled, stop_step=40), work=read_work(home, RUN, PHASE), **options)
+def now(
+    home: Home, settled: phase_state.State = phase_state.State.NOT_STARTED, **options: tuple[str, phase_state.State]
+) -> phase_state.PhaseState:
+    return phase_state.state_now(
+        home, RUN, PHASE, phase_state.PhaseState(state=settled, stop_step=40), work=phase_state.read_work(home, RUN, PHASE), **options
+    )
 
 
 @pytest.fixture
@@ -102,69 +93,84 @@ def home(tmp_path: Path) -> Home:
 
 
 def test_a_live_process_decides_the_state_until_it_is_killed(home: Home) -> None:
-    assert now(home).state == State.NOT_STARTED
+    assert now(home).state == phase_state.State.NOT_STARTED
     with worker(WORKER, home.root, "phase") as flow:
-        assert now(home).state == State.PREPARING, "it has not said its first stage yet"
-        for settled in (State.NOT_STARTED, State.INTERRUPTED, State.OUTDATED, State.REFUSED):
-            for state in AT_WORK[1:]:
+        assert now(home).state == phase_state.State.PREPARING, "it has not said its first stage yet"
+        for settled in (
+            phase_state.State.NOT_STARTED,
+            phase_state.State.INTERRUPTED,
+            phase_state.State.OUTDATED,
+            phase_state.State.REFUSED,
+        ):
+            for state in phase_state.AT_WORK[1:]:
                 flow.enters(state)
                 assert now(home, settled).state == state
-        flow.enters(State.PREPARING)
-        assert [now(home, settled).state for settled in JUDGED] == list(JUDGED), "a finished phase stays finished until it is done again"
-        flow.enters(State.TRAINING)
+        flow.enters(phase_state.State.PREPARING)
+        assert [now(home, settled).state for settled in phase_state.JUDGED] == list(phase_state.JUDGED), (
+            "a finished phase stays finished until it is done again"
+        )
+        flow.enters(phase_state.State.TRAINING)
         assert now(home).words == "training: step 12 of 40, about 14 s left"
         flow.kill()
         assert now(home).words == "interrupted: while training; it resumes from step 10"
-        assert now(home, State.DONE).state == State.DONE
+        assert now(home, phase_state.State.DONE).state == phase_state.State.DONE
     with worker(WORKER, home.root, "phase") as flow:
-        assert now(home).state == State.PREPARING, "the stage of a killed process is not the next one's"
-        flow.enters(State.CHECKING_DATA)
+        assert now(home).state == phase_state.State.PREPARING, "the stage of a killed process is not the next one's"
+        flow.enters(phase_state.State.CHECKING_DATA)
         flow.kill()
     assert now(home).why == "while checking data; it resumes from step 10"
-    enter_stage(home, RUN, PHASE, State.PREPARING, submitted=SUBMITTED)
-    stages = read_stages(home.stage_log(RUN, PHASE))
-    assert [one.state for one in stages[-5:]] == [State.TRAINING, None, State.CHECKING_DATA, None, State.PREPARING]
-    assert [one.why for one in stages if one.state is None] == [CUT_SHORT] * 2, "the next process ends the stages of a killed one"
+    phase_state.enter_stage(home, RUN, PHASE, phase_state.State.PREPARING, submitted=SUBMITTED)
+    stages = phase_state.read_stages(home.stage_log(RUN, PHASE))
+    assert [one.state for one in stages[-5:]] == [
+        phase_state.State.TRAINING,
+        None,
+        phase_state.State.CHECKING_DATA,
+        None,
+        phase_state.State.PREPARING,
+    ]
+    assert [one.why for one in stages if one.state is None] == [phase_state.CUT_SHORT] * 2, (
+        "the next process ends the stages of a killed one"
+    )
 
 
 def test_a_run_queues_its_phases_with_the_lock_of_the_home(home: Home) -> None:
     trial, *others = (f"stages/{RUN}/{name}.json" for name in ("kestrel-trial", "another", PHASE))
     with worker(WORKER, home.root, "phase") as flow:
-        flow.enters(State.TRAINING)
+        flow.enters(phase_state.State.TRAINING)
     with worker(WORKER, home.root, "home", trial):
-        assert now(home).state == State.INTERRUPTED
-        assert now(replace(home, trials=((PHASE, "kestrel-trial"),))).state == State.QUEUED
+        assert now(home).state == phase_state.State.INTERRUPTED
+        assert now(replace(home, trials=((PHASE, "kestrel-trial"),))).state == phase_state.State.QUEUED
     with worker(WORKER, home.root, "home", *others) as run:
-        assert now(home).state == State.QUEUED, "the run did not write a stage yet"
-        assert now(home, State.DONE).state == State.DONE
-        run.enters(State.TRAINING)
-        assert now(home).state == State.TRAINING
-    assert now(home).state == State.INTERRUPTED
+        assert now(home).state == phase_state.State.QUEUED, "the run did not write a stage yet"
+        assert now(home, phase_state.State.DONE).state == phase_state.State.DONE
+        run.enters(phase_state.State.TRAINING)
+        assert now(home).state == phase_state.State.TRAINING
+    assert now(home).state == phase_state.State.INTERRUPTED
 
 
 def test_the_log_has_each_stage_from_the_submission_to_the_end_of_the_work(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    enter_stage(home, RUN, PHASE, State.QUEUED)
-    enter_stage(home, RUN, PHASE, State.PREPARING, submitted=SUBMITTED)
-    with suppress(TrainingError), working(home, RUN, PHASE, "a flow"):
-        enter_stage(home, RUN, PHASE, State.TRAINING, submitted=SUBMITTED)
+    phase_state.enter_stage(home, RUN, PHASE, phase_state.State.QUEUED)
+    phase_state.enter_stage(home, RUN, PHASE, phase_state.State.PREPARING, submitted=SUBMITTED)
+    with suppress(TrainingError), phase_state.working(home, RUN, PHASE, "a flow"):
+        phase_state.enter_stage(home, RUN, PHASE, phase_state.State.TRAINING, submitted=SUBMITTED)
         raise TrainingError("the disk is full")
-    with working(home, RUN, PHASE, "a flow"):
-        enter_stage(home, RUN, PHASE, State.GATING)
-    found = [(one.state, one.why) for one in read_stages(home.stage_log(RUN, PHASE))]
-    failed = [(State.TRAINING, ""), (State.TRAINING, "the disk is full"), (None, CUT_SHORT)]
-    assert found == [(State.QUEUED, ""), (State.PREPARING, ""), *failed, (State.GATING, ""), (None, "")]
-    assert read_stages(home.stage_log(RUN, PHASE))[0].since == SUBMITTED.isoformat(timespec="milliseconds")
+    with phase_state.working(home, RUN, PHASE, "a flow"):
+        phase_state.enter_stage(home, RUN, PHASE, phase_state.State.GATING)
+    found = [(one.state, one.why) for one in phase_state.read_stages(home.stage_log(RUN, PHASE))]
+    failed = [(phase_state.State.TRAINING, ""), (phase_state.State.TRAINING, "the disk is full"), (None, phase_state.CUT_SHORT)]
+    assert found == [(phase_state.State.QUEUED, ""), (phase_state.State.PREPARING, ""), *failed, (phase_state.State.GATING, ""), (None, "")]
+    assert phase_state.read_stages(home.stage_log(RUN, PHASE))[0].since == SUBMITTED.isoformat(timespec="milliseconds")
     monkeypatch.setattr(module, "SIGN_SECONDS", 0.01)
-    enter_stage(home, RUN, PHASE, State.TRAINING)
-    stage = read_stages(home.stage_log(RUN, PHASE))[-1]
+    phase_state.enter_stage(home, RUN, PHASE, phase_state.State.TRAINING)
+    stage = phase_state.read_stages(home.stage_log(RUN, PHASE))[-1]
     tries = (time.sleep(0.01) for _ in range(500))
-    assert any(last_sign(home, RUN, PHASE, stage) > stage.since for _ in tries), "a process at work touches its stage"
-    enter_stage(home, RUN, PHASE, None)
+    assert any(phase_state.last_sign(home, RUN, PHASE, stage) > stage.since for _ in tries), "a process at work touches its stage"
+    phase_state.enter_stage(home, RUN, PHASE, None)
 
 
 def test_readers_take_no_lock_away_and_do_not_see_each_other(home: Home) -> None:
     place, stops = home.stage(RUN, PHASE).with_suffix(".lock"), threading.Event()
-    with working(home, RUN, PHASE, "a flow"):
+    with phase_state.working(home, RUN, PHASE, "a flow"):
         pass
     with open(place) as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)
@@ -178,7 +184,7 @@ def test_readers_take_no_lock_away_and_do_not_see_each_other(home: Home) -> None
     for one in readers:
         one.start()
     for _ in range(50):
-        with working(home, RUN, PHASE, "a flow"):  # refuses a held lock
+        with phase_state.working(home, RUN, PHASE, "a flow"):  # refuses a held lock
             assert is_locked(place)
     stops.set()
     for one in readers:
@@ -187,61 +193,61 @@ def test_readers_take_no_lock_away_and_do_not_see_each_other(home: Home) -> None
 
 def test_a_trainer_that_outlives_its_flow_still_trains(home: Home) -> None:
     with worker(WORKER, home.root, "phase") as flow, worker(TRAINER, home.run(RUN, PHASE)) as trainer:
-        flow.enters(State.TRAINING)
+        flow.enters(phase_state.State.TRAINING)
         flow.kill()
         assert now(home).why.endswith("its flow ended, and the trainer stops")
         trainer.kill()
-        assert now(home).state == State.INTERRUPTED
+        assert now(home).state == phase_state.State.INTERRUPTED
 
 
 def test_a_phase_waits_in_the_queue_of_a_living_command_and_for_a_parent_at_work(home: Home) -> None:
     with worker(WORKER, home.root, "home") as command:
-        command.enters(State.QUEUED)
-        assert now(home, State.OUTDATED).state == State.QUEUED
-        assert now(home, State.DONE, parent=("bison", State.TRAINING)).state == State.DONE
-        waits = now(home, State.OUTDATED, parent=("bison", State.TRAINING))
+        command.enters(phase_state.State.QUEUED)
+        assert now(home, phase_state.State.OUTDATED).state == phase_state.State.QUEUED
+        assert now(home, phase_state.State.DONE, parent=("bison", phase_state.State.TRAINING)).state == phase_state.State.DONE
+        waits = now(home, phase_state.State.OUTDATED, parent=("bison", phase_state.State.TRAINING))
         assert waits.words == "waiting for a parent: bison is training"
         command.kill()
-    assert now(home, State.OUTDATED).state == State.OUTDATED
+    assert now(home, phase_state.State.OUTDATED).state == phase_state.State.OUTDATED
     with home.held("another run"):
-        assert now(home).state == State.NOT_STARTED, "another process holds the home"
-    enter_stage(home, RUN, PHASE, State.WAITS_FOR_PARENT, why="bison is refused")
-    assert now(home, parent=("bison", State.REFUSED)).state == State.WAITS_FOR_PARENT
-    assert now(home, parent=("bison", State.DONE)).state == State.NOT_STARTED
+        assert now(home).state == phase_state.State.NOT_STARTED, "another process holds the home"
+    phase_state.enter_stage(home, RUN, PHASE, phase_state.State.WAITS_FOR_PARENT, why="bison is refused")
+    assert now(home, parent=("bison", phase_state.State.REFUSED)).state == phase_state.State.WAITS_FOR_PARENT
+    assert now(home, parent=("bison", phase_state.State.DONE)).state == phase_state.State.NOT_STARTED
 
 
 def test_an_error_interrupts_and_a_refusal_ends(home: Home) -> None:
     def works(error: Exception) -> None:
-        with suppress(type(error)), working(home, RUN, PHASE, "a flow"):
-            enter_stage(home, RUN, PHASE, State.TRAINING)
-            with working(home, RUN, PHASE, "a flow within it"):
+        with suppress(type(error)), phase_state.working(home, RUN, PHASE, "a flow"):
+            phase_state.enter_stage(home, RUN, PHASE, phase_state.State.TRAINING)
+            with phase_state.working(home, RUN, PHASE, "a flow within it"):
                 pass
-            assert now(home).state == State.TRAINING
+            assert now(home).state == phase_state.State.TRAINING
             raise error
 
     works(TrainingError("the disk is full\nmore"))
     assert now(home).why == "while training; the disk is full; it resumes from step 10"
     works(VerdictError("the loss is NaN"))
-    assert now(home, State.REFUSED).state == State.REFUSED
+    assert now(home, phase_state.State.REFUSED).state == phase_state.State.REFUSED
     home.stage(RUN, PHASE).write_text("{")
-    assert now(home).state == State.NOT_STARTED
+    assert now(home).state == phase_state.State.NOT_STARTED
 
 
 def test_results_without_a_process() -> None:
-    assert settle(None, is_complete=True, is_outdated=False, is_begun=True) == State.DONE
-    for stopped in (State.REFUSED, State.WAITS_FOR_PERSON):
-        assert settle(stopped, is_complete=False, is_outdated=True, is_begun=True) == stopped
-    assert settle(None, is_complete=False, is_outdated=True, is_begun=True) == State.OUTDATED
-    assert settle(None, is_complete=False, is_outdated=False, is_begun=True) == State.INTERRUPTED
-    assert settle(None, is_complete=False, is_outdated=False, is_begun=False) == State.NOT_STARTED
+    assert phase_state.settle(None, is_complete=True, is_outdated=False, is_begun=True) == phase_state.State.DONE
+    for stopped in (phase_state.State.REFUSED, phase_state.State.WAITS_FOR_PERSON):
+        assert phase_state.settle(stopped, is_complete=False, is_outdated=True, is_begun=True) == stopped
+    assert phase_state.settle(None, is_complete=False, is_outdated=True, is_begun=True) == phase_state.State.OUTDATED
+    assert phase_state.settle(None, is_complete=False, is_outdated=False, is_begun=True) == phase_state.State.INTERRUPTED
+    assert phase_state.settle(None, is_complete=False, is_outdated=False, is_begun=False) == phase_state.State.NOT_STARTED
 
 
 def test_on_a_store_the_heartbeat_of_the_lease_decides(gcs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LEASE_VARIABLE, "60")
     home = Home.at(str(gcs))
-    with home.held("a run"), working(home, RUN, PHASE, "a flow"):
-        enter_stage(home, RUN, PHASE, State.EVALUATING)
-        assert now(home).state == State.EVALUATING
+    with home.held("a run"), phase_state.working(home, RUN, PHASE, "a flow"):
+        phase_state.enter_stage(home, RUN, PHASE, phase_state.State.EVALUATING)
+        assert now(home).state == phase_state.State.EVALUATING
         the_emulator().describe(home.run_lock)["updated"] = "2020-01-01T00:00:00+00:00"
         assert now(home).why == "while evaluating; it starts again"
-    assert now(home).state == State.NOT_STARTED
+    assert now(home).state == phase_state.State.NOT_STARTED

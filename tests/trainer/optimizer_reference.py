@@ -7,8 +7,7 @@ import numpy as np
 
 from phasewise.trainer.config import AdamW, Muon, NAdamW, Optimizer
 
-Weights = dict[str, np.ndarray]
-"""Name → values; names are unique in the tree."""
+Weights = dict[str, np.ndarray]  # name → values; names are unique in the tree
 DECAYING = {"query", "key", "value", "output", "gate", "up", "down", "head"}
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 

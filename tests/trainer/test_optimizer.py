@@ -11,8 +11,7 @@ from phasewise.trainer.model.params import Params, init_params, param_specs
 from phasewise.trainer.optimizer import build_optimizer, moments, orthogonal_directions, orthogonalise
 from tests.trainer.optimizer_reference import Reference, in_numpy
 
-MATRICES = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "down": 1}
-"""How many axes each reads from."""
+MATRICES = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "down": 1}  # how many axes each reads from
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
@@ -78,8 +77,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         adam_learning_rate_scale=1.0,
     ),
 }  # fmt: skip
-UPDATES = [(0.02, 1.0), (0.01, 0.5), (0.05, 2.5), (0.0, 0.0), (0.02, 1.0)]
-"""Learning rate and decay scale of each update."""
+UPDATES = [(0.02, 1.0), (0.01, 0.5), (0.05, 2.5), (0.0, 0.0), (0.02, 1.0)]  # learning rate and decay scale of each update
 
 
 @pytest.fixture(scope="module")

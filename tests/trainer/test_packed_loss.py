@@ -72,8 +72,7 @@ def test_loss_and_gradients_within_documents_and_over_the_whole_row_are_those_of
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 ADAMW = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
-LENGTHS = (9, 14, 5, 32, 11, 7, 40, 3, 20, 6)
-"""Of the conversations, in tokens: rows have 32, so that one is cut."""
+LENGTHS = (9, 14, 5, 32, 11, 7, 40, 3, 20, 6)  # of the conversations, in tokens: rows have 32, so that one is cut
 
 
 @pytest.fixture(scope="module")

@@ -69,8 +69,7 @@ def test_the_file_is_read_as_it_was_written_or_refused(tmp_path: Path):
 
 pytestmark = [pytest.mark.usefixtures("built_once"), pytest.mark.timeout(240)]  # a guard against hanging
 RECOVERY: dict[str, Any] = {"action": "roll_back", "max_loss": None, "checkpoints_back": 1, "steps_more": 0, "max_times": 2}
-POISON = 7
-"""The update that makes step 8: back to the checkpoint of step 6, so steps 7 and 8 are passed over."""
+POISON = 7  # the update that makes step 8: back to the checkpoint of step 6, so steps 7 and 8 are passed over
 
 
 def without(run: RunConfig, passed_over: SkippedSteps) -> str:

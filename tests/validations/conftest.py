@@ -25,8 +25,7 @@ PROSE = {
     "starcoderdata": "def read_lines(path): open the file, strip every line, drop the empty ones and give back what is left, sorted.",
 }
 PLANTED = "Quiz night. Which of these metals melts in a warm hand: iron, gallium, copper or tin? Gallium. Well done."
-BENCHMARKS = {"continuation": 20, "held-out wikipedia": 7}
-"""Benchmark → items, of the scan whose outcome `data_evidence` tells."""
+BENCHMARKS = {"continuation": 20, "held-out wikipedia": 7}  # benchmark → items, of the scan whose outcome `data_evidence` tells
 
 
 @pytest.fixture(scope="session", autouse=True)

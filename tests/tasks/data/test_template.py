@@ -31,8 +31,7 @@ from tests.tasks.data.hostile_templates import HOSTILE
 SAID: list[Message] = [Message(role="user", content="u"), Message(role="assistant", content="a")]
 LOOP = "{% for message in messages %}{{ message.content }}{% endfor %}"
 ROOT = Path(__file__).parents[3]
-MAX_SECONDS, MAX_MIB = 2.0, 300
-"""Of a processor, with the start of the process: the clock passes faster where other tests run."""
+MAX_SECONDS, MAX_MIB = 2.0, 300  # of a processor, with the start of the process: the clock passes faster where other tests run
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed (extra `parity`)")

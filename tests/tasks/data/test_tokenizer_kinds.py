@@ -7,16 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phasewise.tasks.data import tokenizer as tokenizers
 from phasewise.tasks.data.source import Source
-from phasewise.tasks.data.tokenizer import (
-    DOCUMENT_TOKENS_NAME,
-    DocumentTokens,
-    TokenText,
-    check_special_tokens,
-    read_document_tokens,
-    special_tokens,
-    write_tokenizer,
-)
 from phasewise.tasks.training.pretrained import tokenizer_of
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.data.cache import TokenCache
@@ -34,9 +26,9 @@ def test_documents_come_back_and_are_kept_apart(tmp_path: Path, kind: str):
     name, size, around = tokenizer_of(str(tmp_path / "files"))
     assert (name, tuple(around)) == (str(tmp_path / "files"), KINDS[kind][2])
     path = tmp_path / "tokenizer" / "tokenizer.json"
-    write_tokenizer(path, (tmp_path / "files" / "tokenizer.json").read_bytes(), around)
-    check_special_tokens(path, size)
-    assert read_document_tokens(path) == around
+    tokenizers.write_tokenizer(path, (tmp_path / "files" / "tokenizer.json").read_bytes(), around)
+    tokenizers.check_special_tokens(path, size)
+    assert tokenizers.read_document_tokens(path) == around
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "a.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in TEXTS))
     write_documents(Source(url=str(tmp_path / "source"), include=("*.jsonl",), format="jsonl"), tmp_path / "documents")
@@ -45,7 +37,7 @@ def test_documents_come_back_and_are_kept_apart(tmp_path: Path, kind: str):
     cache = TokenCache.open(tmp_path / "train")
     manifest = cache.manifest
     begin, end = manifest.begin_of_text, manifest.end_of_text
-    text = TokenText(path, manifest)
+    text = tokenizers.TokenText(path, manifest)
     documents = [document.tokens for document in cache.documents()]
     assert len(documents) > 40
     found = [text.excerpt(tokens) for tokens in documents]
@@ -65,7 +57,7 @@ def test_a_tokenizer_without_the_named_tokens_is_refused_within_two_seconds(tmp_
     path = tmp_path / "tokenizer.json"
     started = time.process_time()
     with pytest.raises(DataError, match=r"must have the tokens <s> and </s> around documents, and lacks <s> and </s>\. State its own"):
-        check_special_tokens(path, 10_000, DocumentTokens("<s>", "</s>"))
+        tokenizers.check_special_tokens(path, 10_000, tokenizers.DocumentTokens("<s>", "</s>"))
     assert time.process_time() - started < 2
     (tmp_path / "tokenizer_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="must name its eos_token"):
@@ -79,11 +71,11 @@ def test_names_of_another_tokenizer_are_no_names_of_this_one(tmp_path: Path):
     tokenizer = write_kind("qwen", TEXTS, tmp_path / "files")
     content = (tmp_path / "files" / "tokenizer.json").read_bytes()
     for name in ("one", "other"):
-        write_tokenizer(
-            tmp_path / name / "tokenizer.json", content if name == "one" else content + b"\n", DocumentTokens(None, "<|im_end|>")
+        tokenizers.write_tokenizer(
+            tmp_path / name / "tokenizer.json", content if name == "one" else content + b"\n", tokenizers.DocumentTokens(None, "<|im_end|>")
         )
     path = tmp_path / "one" / "tokenizer.json"
-    assert special_tokens(tokenizer, path) == (None, tokenizer.token_to_id("<|im_end|>"))
-    (tmp_path / "one" / DOCUMENT_TOKENS_NAME).write_bytes((tmp_path / "other" / DOCUMENT_TOKENS_NAME).read_bytes())
+    assert tokenizers.special_tokens(tokenizer, path) == (None, tokenizer.token_to_id("<|im_end|>"))
+    (tmp_path / "one" / tokenizers.DOCUMENT_TOKENS_NAME).write_bytes((tmp_path / "other" / tokenizers.DOCUMENT_TOKENS_NAME).read_bytes())
     with pytest.raises(DataError, match=r"document_tokens\.json was edited"):
-        special_tokens(tokenizer, path)
+        tokenizers.special_tokens(tokenizer, path)

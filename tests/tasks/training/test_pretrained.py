@@ -12,16 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from phasewise.flows.recipes.phase import Pretrained
 from phasewise.tasks.home import Home
-from phasewise.tasks.training.pretrained import (
-    SOURCE_NAME,
-    chat_template_of,
-    check_model,
-    find_folder,
-    folder_of,
-    import_weights,
-    model_of,
-    start_checkpoint,
-)
+from phasewise.tasks.training import pretrained
 from phasewise.trainer.base.errors import CheckpointError, ConfigError, TrainingError
 from phasewise.trainer.checkpoints.state import read_params
 from phasewise.trainer.config import ModelConfig, Rope
@@ -52,12 +43,12 @@ def start_of(folder: Path, **fields: object) -> Pretrained:
 
 
 def test_weights_are_imported_once_and_again_after_a_change_of_the_source(source: Path, home: Home):
-    start, model = start_of(source), model_of(str(source)).but(seq_len=32)
+    start, model = start_of(source), pretrained.model_of(str(source)).but(seq_len=32)
     with pytest.raises(TrainingError, match="which are not imported yet"):
-        start_checkpoint(start, model, "warm", home, "mine-own")
-    assert import_weights(start, model, "warm", home, "mine-own")
-    assert not import_weights(start, model, "warm", home, "mine-own")
-    checkpoint, digest = start_checkpoint(start, model, "warm", home, "mine-own")
+        pretrained.start_checkpoint(start, model, "warm", home, "mine-own")
+    assert pretrained.import_weights(start, model, "warm", home, "mine-own")
+    assert not pretrained.import_weights(start, model, "warm", home, "mine-own")
+    checkpoint, digest = pretrained.start_checkpoint(start, model, "warm", home, "mine-own")
     assert checkpoint.parents[1].name.startswith("pretrained-tiny-qwen3-")
     expected = read_folder(source)[0]
     assert digest == params_digest(expected)
@@ -67,23 +58,23 @@ def test_weights_are_imported_once_and_again_after_a_change_of_the_source(source
     tensors["model.norm.weight"] = tensors["model.norm.weight"] + 1
     save_file(tensors, source / "model.safetensors", {"format": "pt"})
     with pytest.raises(TrainingError, match=r"model\.safetensors of .* changed after its import"):
-        start_checkpoint(start, model, "warm", home, "mine-own")
-    assert import_weights(start, model, "warm", home, "mine-own")
-    assert start_checkpoint(start, model, "warm", home, "mine-own")[1] not in (digest, "")
+        pretrained.start_checkpoint(start, model, "warm", home, "mine-own")
+    assert pretrained.import_weights(start, model, "warm", home, "mine-own")
+    assert pretrained.start_checkpoint(start, model, "warm", home, "mine-own")[1] not in (digest, "")
 
     shutil.rmtree(source)  # the import is in the home
-    assert not import_weights(start, model, "warm", home, "mine-own")
+    assert not pretrained.import_weights(start, model, "warm", home, "mine-own")
 
 
 def test_an_import_whose_description_was_edited_is_made_again(source: Path, home: Home):
-    start, model = start_of(source), model_of(str(source))
-    import_weights(start, model, "warm", home, "mine-own")
-    described = folder_of(start, model, home, "mine-own") / SOURCE_NAME
+    start, model = start_of(source), pretrained.model_of(str(source))
+    pretrained.import_weights(start, model, "warm", home, "mine-own")
+    described = pretrained.folder_of(start, model, home, "mine-own") / pretrained.SOURCE_NAME
     written = described.read_text()
     for edited in (written.replace('"new_rows": 0', '"new_rows": 1'), written[: len(written) // 2], ""):
         assert edited != written
         described.write_text(edited)
-        assert import_weights(start, model, "warm", home, "mine-own")
+        assert pretrained.import_weights(start, model, "warm", home, "mine-own")
         assert described.read_text() == written
 
 
@@ -92,8 +83,11 @@ def test_new_rows_are_the_mean_of_the_others(tmp_path: Path, home: Home, tied_he
     model = MODEL.but(tied_head=tied_head)
     write_folder(tmp_path / "folder", init_params(7, model), model)
     start, grown = start_of(tmp_path / "folder", new_rows=3), model.but(vocab_size=53)
-    import_weights(start, grown, "warm", home, "mine-own")
-    found, before = read_params(start_checkpoint(start, grown, "warm", home, "mine-own")[0], grown), read_folder(tmp_path / "folder")[0]
+    pretrained.import_weights(start, grown, "warm", home, "mine-own")
+    found, before = (
+        read_params(pretrained.start_checkpoint(start, grown, "warm", home, "mine-own")[0], grown),
+        read_folder(tmp_path / "folder")[0],
+    )
     np.testing.assert_array_equal(found["embedding"][:50], before["embedding"])
     np.testing.assert_allclose(found["embedding"][50:], np.tile(before["embedding"].mean(axis=0), (3, 1)), rtol=1e-5, atol=1e-8)
     if not tied_head:
@@ -115,12 +109,14 @@ def test_new_rows_are_the_mean_of_the_others(tmp_path: Path, home: Home, tied_he
 )
 def test_a_model_that_is_not_the_source_s_is_refused(source: Path, fields: dict[str, object], changes: dict[str, object], said: str):
     with pytest.raises(ConfigError, match=said):
-        check_model(start_of(source, **fields), MODEL.but(**changes), "warm")
+        pretrained.check_model(start_of(source, **fields), MODEL.but(**changes), "warm")
 
 
 def test_what_changes_no_weight_may_differ(source: Path):
-    check_model(start_of(source), MODEL.but(seq_len=16, compute_dtype="bfloat16", float32_attention=True, initializer_std=0.5), "warm")
-    check_model(start_of(source, declares=("rope",)), MODEL.but(rope=Rope(theta=500_000, scaling=None)), "warm")
+    pretrained.check_model(
+        start_of(source), MODEL.but(seq_len=16, compute_dtype="bfloat16", float32_attention=True, initializer_std=0.5), "warm"
+    )
+    pretrained.check_model(start_of(source, declares=("rope",)), MODEL.but(rope=Rope(theta=500_000, scaling=None)), "warm")
 
 
 @pytest.mark.parametrize(
@@ -142,25 +138,25 @@ def test_what_the_decoder_lacks_is_refused_by_name(source: Path, changes: dict[s
     config = source / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
     with pytest.raises(CheckpointError, match=said):
-        model_of(str(source))
+        pretrained.model_of(str(source))
 
 
 def test_a_source_that_is_not_here_is_refused_in_one_line(tmp_path: Path, source: Path, home: Home, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match="found no folder at"):
-        find_folder("./nowhere", None)
+        pretrained.find_folder("./nowhere", None)
     with pytest.raises(ConfigError, match=r"names a folder \(./…\) or a model of the Hub"):
-        find_folder("a/b/c", None)
+        pretrained.find_folder("a/b/c", None)
     with pytest.raises(ValueError, match=r"only a model of the Hub has revisions"):
         start_of(source, revision="main")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="the model own/model at v1 is not in the cache of the Hub, and cannot be downloaded"):
-        find_folder("own/model", "v1")
+        pretrained.find_folder("own/model", "v1")
     with pytest.raises(ConfigError, match="must have a chat template, and has none"):
-        chat_template_of(str(source))
+        pretrained.chat_template_of(str(source))
     (source / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    assert chat_template_of(str(source)) == "{{ messages }}"
+    assert pretrained.chat_template_of(str(source)) == "{{ messages }}"
     os.truncate(source / "model.safetensors", 1000)
     with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
-        import_weights(start_of(source), MODEL, "warm", home, "mine-own")
+        pretrained.import_weights(start_of(source), MODEL, "warm", home, "mine-own")
     assert not list(home.runs.glob("*/*/checkpoints/0/digests.json"))

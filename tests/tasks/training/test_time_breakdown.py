@@ -7,25 +7,16 @@ import pytest
 
 from phasewise.tasks.home import Home
 from phasewise.tasks.phase_state import AT_WORK, CUT_SHORT, State
-from phasewise.tasks.training import task
+from phasewise.tasks.training import task, time_breakdown
 from phasewise.tasks.training import time_breakdown as module
 from phasewise.tasks.training.task import training_markdown
-from phasewise.tasks.training.time_breakdown import (
-    BUCKETS,
-    AttemptTime,
-    Clock,
-    TimeBreakdown,
-    read_attempts,
-    read_goodput,
-    read_time_breakdown,
-)
 from phasewise.trainer.base.run_folder import LIFE_NAME, SPENT_NAME
 from phasewise.trainer.process.watchdog import SUSPENDED, Work
 from tests.tasks.training.conftest import STEPS, BuildRun
 
 
-def breakdown_of(folder: Path) -> TimeBreakdown:
-    found: Any = read_time_breakdown(folder)
+def breakdown_of(folder: Path) -> time_breakdown.TimeBreakdown:
+    found: Any = time_breakdown.read_time_breakdown(folder)
     assert sum(found.seconds.values()) == pytest.approx(found.wall_seconds)
     return found
 
@@ -33,7 +24,7 @@ def breakdown_of(folder: Path) -> TimeBreakdown:
 def test_the_parts_are_the_wall_time_and_updates_done_again_are_replay(tmp_path: Path):
     first = {"wall_seconds": 20.0, "seconds": {"compile": 5.0, "step": 8.0, "data": 2.0, "save": 1.0}, "from_step": 0, "to_step": 10}
     second = {"wall_seconds": 14.0, "seconds": {"compile": 1.0, "step": 10.0}, "from_step": 6, "to_step": 20, "pause_seconds": 0.5}
-    lives = [AttemptTime.model_validate({"pause_seconds": 0.0, **one}) for one in (first, second)]
+    lives = [time_breakdown.AttemptTime.model_validate({"pause_seconds": 0.0, **one}) for one in (first, second)]
     (tmp_path / SPENT_NAME).write_text("".join(one.model_dump_json() + "\n" for one in lives))
     spent = breakdown_of(tmp_path)
     assert (spent.lives, spent.wall_seconds) == (2, 34.5)
@@ -56,7 +47,7 @@ class Machine:
         self.token += 1
         spent, life = self.folder / SPENT_NAME, self.folder / LIFE_NAME
         before = spent.read_bytes() if spent.exists() else b""
-        with Clock(self.folder).attempt(0, slice_name="cpu-2") as note:
+        with time_breakdown.Clock(self.folder).attempt(0, slice_name="cpu-2") as note:
             self.now += seconds
             self.beat(at_step, {"step": seconds - 3.0, "compile": 2.0})
             note()
@@ -66,7 +57,7 @@ class Machine:
 
     def end(self, from_step: int, to_step: int, seconds: float) -> None:
         self.token += 1
-        with Clock(self.folder).attempt(from_step, slice_name="cpu-1"):
+        with time_breakdown.Clock(self.folder).attempt(from_step, slice_name="cpu-1"):
             self.now += seconds
             self.beat(to_step, {"step": seconds - 1.0})
 
@@ -84,13 +75,13 @@ def test_an_attempt_that_nobody_saw_end_counts_with_its_losses_here_and_on_anoth
     replayed = {"step": 17.0 * 0.6 + 13.0, "replay": 17.0 * 0.4}
     assert spent.seconds == pytest.approx({**replayed, "compile": 2.0, "process": 2.0, "away": 40.0})
     assert spent.slices == pytest.approx({"cpu-2": 20.0, "cpu-1": 14.0})
-    assert [life.is_whole for life in read_attempts(machine.folder)] == [False, True]
+    assert [life.is_whole for life in time_breakdown.read_attempts(machine.folder)] == [False, True]
     assert not (machine.folder / LIFE_NAME).exists()
 
 
 def test_the_end_of_an_attempt_without_heartbeat_or_progress_is_stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     machine = Machine(tmp_path / "run", monkeypatch)
-    with Clock(machine.folder).attempt(0) as note:
+    with time_breakdown.Clock(machine.folder).attempt(0) as note:
         machine.now += 10.0
         beat = {"time": "then", "pid": 7, "step": 5, "spent": {"step": 9.0}, "work": "step", "seconds": 4.0}
         (machine.folder / "heartbeat").write_text(json.dumps(beat))
@@ -111,7 +102,7 @@ def test_on_another_machine_which_has_no_heartbeat_of_it_what_was_kept_counts(tm
 
 def test_the_heartbeat_of_an_attempt_before_is_not_this_ones(tmp_path: Path):
     (tmp_path / "heartbeat").write_text(json.dumps({"time": "then", "pid": 1, "step": 7, "spent": {"step": 99.0}}))
-    clock = Clock(tmp_path)
+    clock = time_breakdown.Clock(tmp_path)
     with clock.attempt(from_step=7):
         pass
     with clock.attempt(from_step=7):
@@ -119,7 +110,7 @@ def test_the_heartbeat_of_an_attempt_before_is_not_this_ones(tmp_path: Path):
     spent = breakdown_of(tmp_path)
     assert spent.wall_seconds < 5
     assert set(spent.seconds) <= {"process", "pause"}
-    first, second = read_attempts(tmp_path)
+    first, second = time_breakdown.read_attempts(tmp_path)
     assert (first.pause_seconds, first.to_step, second.to_step) == (0.0, 7, 9)
     assert second.pause_seconds > 0
 
@@ -136,10 +127,10 @@ def goodput_of(folder: Path, sessions: list[list[tuple[int, Any]]], attempts: li
             end = {"state": None, "why": CUT_SHORT} if state == CUT_SHORT else {"state": state}
             lines.append(json.dumps({**fields, **end, "since": datetime.fromtimestamp(second, UTC).isoformat(), "process": str(number)}))
     home.stage_log("r", "p").write_text("\n".join([*lines, '{"state": "cut off']))
-    ended = [AttemptTime.model_validate({"pause_seconds": 0.0, "from_step": 0, "to_step": 10, **one}) for one in attempts]
+    ended = [time_breakdown.AttemptTime.model_validate({"pause_seconds": 0.0, "from_step": 0, "to_step": 10, **one}) for one in attempts]
     (home.run("r", "p") / SPENT_NAME).write_text("".join(one.model_dump_json() + "\n" for one in ended))
-    found: Any = read_goodput(home, "r", "p")
-    assert list(found.seconds) == list(BUCKETS)
+    found: Any = time_breakdown.read_goodput(home, "r", "p")
+    assert list(found.seconds) == list(time_breakdown.BUCKETS)
     assert sum(found.seconds.values()) == pytest.approx(found.wall_seconds, rel=1e-6)
     return {bucket: seconds for bucket, seconds in found.seconds.items() if seconds}
 
@@ -179,13 +170,13 @@ def test_a_training_that_is_older_than_the_log_is_part_of_the_wall_time(tmp_path
 
 
 def test_a_home_without_a_log_has_the_goodput_of_its_training(tmp_path: Path):
-    assert read_goodput(Home(tmp_path), "r", "p") is None
+    assert time_breakdown.read_goodput(Home(tmp_path), "r", "p") is None
     found = goodput_of(tmp_path, [], [ATTEMPTS[0]])
     assert found == {"productive": 20.0, "compilation": 5.0, "data loading": 2.0, "startup": 2.0}
 
 
 def test_every_work_and_stage_has_one_bucket():
-    parts = [part for parts in BUCKETS.values() for part in parts]
+    parts = [part for parts in time_breakdown.BUCKETS.values() for part in parts]
     assert len(parts) == len(set(parts))
     assert {*get_args(Work), *AT_WORK} - {State.TRAINING} <= set(parts)
 

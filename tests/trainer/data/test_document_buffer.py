@@ -15,8 +15,7 @@ from phasewise.trainer.data import document_buffer
 from phasewise.trainer.data.document_buffer import DocumentBuffer, Pieces
 from phasewise.trainer.data.permutation import Permutation, derive_key
 
-Choose = Callable[[int], int]
-"""Number of live documents → which of them is drawn."""
+Choose = Callable[[int], int]  # number of live documents → which of them is drawn
 
 
 def draw(key: int, number: int, live: int) -> int:

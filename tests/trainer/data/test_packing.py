@@ -17,8 +17,7 @@ seq_lens = st.integers(1, 20)
 KINDS: tuple[PackingKind, ...] = get_args(PackingKind)
 WHOLE: tuple[PackingKind, ...] = ("pad", "greedy")
 LOSSES: tuple[LossOn, ...] = get_args(LossOn)
-Piece = tuple[int, int, int, int]
-"""Row, start in the row, document, length."""
+Piece = tuple[int, int, int, int]  # row, start in the row, document, length
 
 
 def slow_whole(lengths: list[int], seq_len: int, *, share_rows: bool) -> list[Piece]:

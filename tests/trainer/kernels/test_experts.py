@@ -14,22 +14,13 @@ from jax.experimental import topologies
 from jaxtyping import Array
 
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.kernels.experts import (
-    Matrices,
-    Routed,
-    apply_blocks,
-    apply_experts,
-    apply_megablox,
-    apply_sorted,
-    choose,
-    sort_by_expert,
-)
+from phasewise.trainer.kernels import experts
 from tests.trainer.model import expert_reference as reference
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, the compiler for TPUs, is not installed")
 def test_no_expert_is_multiplied_with_the_rows_of_another():
-    command = [sys.executable, "-m", "tests.trainer.kernels.test_experts", choose("auto", "tpu"), "v5e:2x2"]
+    command = [sys.executable, "-m", "tests.trainer.kernels.test_experts", experts.choose("auto", "tpu"), "v5e:2x2"]
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # those are for this machine's CPU
     environment |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -54,34 +45,34 @@ def some(seed: int, *shape: int) -> np.ndarray:
 MATRICES = tuple(0.3 * some(seed, *shape) for seed, shape in enumerate([(6, 16, 12), (6, 16, 12), (6, 12, 16)]))
 
 
-def routed(load: str, tokens: int) -> Routed:
+def routed(load: str, tokens: int) -> experts.Routed:
     """As the load says, with gates and scores of no meaning."""
     chosen = jnp.asarray(LOADS[load](tokens), jnp.int32)
-    return Routed(chosen, jnp.asarray(some(9, tokens, NUM_ACTIVE)), jnp.zeros((tokens, NUM_EXPERTS)))
+    return experts.Routed(chosen, jnp.asarray(some(9, tokens, NUM_ACTIVE)), jnp.zeros((tokens, NUM_EXPERTS)))
 
 
-def plain(x: Array, gates: Array, matrices: Matrices, chosen: Array) -> Array:
+def plain(x: Array, gates: Array, matrices: experts.Matrices, chosen: Array) -> Array:
     """Every expert on every token, and most weigh nothing."""
     hidden = jax.nn.silu(jnp.einsum("nd,xdf->nxf", x, matrices.gate)) * jnp.einsum("nd,xdf->nxf", x, matrices.up)
     weights = jnp.sum(jnp.where(chosen[..., None] == jnp.arange(NUM_EXPERTS), gates[..., None], 0), axis=1)
     return jnp.einsum("nxf,xfd,nx->nd", hidden, matrices.down, weights)
 
 
-def by_kernel(x: Array, gates: Array, matrices: Matrices, chosen: Array, *, kernel: str) -> Array:
-    decided = Routed(chosen, gates, jnp.zeros((len(x), NUM_EXPERTS)))
+def by_kernel(x: Array, gates: Array, matrices: experts.Matrices, chosen: Array, *, kernel: str) -> Array:
+    decided = experts.Routed(chosen, gates, jnp.zeros((len(x), NUM_EXPERTS)))
     with jax.numpy_dtype_promotion("strict"):
-        return apply_experts(x, decided, *matrices, kernel=kernel)[0]
+        return experts.apply_experts(x, decided, *matrices, kernel=kernel)[0]
 
 
-def by_megablox(x: Array, gates: Array, matrices: Matrices, chosen: Array) -> Array:
+def by_megablox(x: Array, gates: Array, matrices: experts.Matrices, chosen: Array) -> Array:
     """The program of the TPU's kernel, step by step."""
     with jax.numpy_dtype_promotion("strict"):
-        return apply_megablox(x, gates, matrices, sort_by_expert(chosen, NUM_EXPERTS), interpret=True)
+        return experts.apply_megablox(x, gates, matrices, experts.sort_by_expert(chosen, NUM_EXPERTS), interpret=True)
 
 
-def by_small_blocks(x: Array, gates: Array, matrices: Matrices, chosen: Array, *, size: int) -> Array:
+def by_small_blocks(x: Array, gates: Array, matrices: experts.Matrices, chosen: Array, *, size: int) -> Array:
     """Of a few rows, so that an expert needs many; those of a kernel hold at least 64."""
-    return apply_blocks(x, gates, matrices, sort_by_expert(chosen, NUM_EXPERTS), size)
+    return experts.apply_blocks(x, gates, matrices, experts.sort_by_expert(chosen, NUM_EXPERTS), size)
 
 
 FORMS: dict[str, Callable[..., Array]] = {
@@ -109,7 +100,7 @@ def value_and_gradients(form: str) -> Callable[..., Any]:
 def test_values_and_gradients(form: str, load: str):
     x = some(7, 24, D_MODEL)
     decided = routed(load, 24)
-    arguments = (jnp.asarray(x), decided.gates, Matrices(*map(jnp.asarray, MATRICES)), decided.chosen)
+    arguments = (jnp.asarray(x), decided.gates, experts.Matrices(*map(jnp.asarray, MATRICES)), decided.chosen)
     (_, found), gradients = value_and_gradients(form)(*arguments)
     as_read = reference.Decision(*(np.asarray(part) for part in decided))
     np.testing.assert_allclose(found, reference.apply_experts(x, as_read, *MATRICES), atol=1e-5)
@@ -125,7 +116,7 @@ def test_values_and_gradients(form: str, load: str):
 def test_narrow_tokens_have_narrow_results_and_the_weights_full_gradients(form: str):
     x = jnp.asarray(some(7, 24, D_MODEL), jnp.bfloat16)
     decided = routed("uneven", 24)
-    wide = Matrices(*(jnp.asarray(matrix, jnp.bfloat16).astype(jnp.float32) for matrix in MATRICES))
+    wide = experts.Matrices(*(jnp.asarray(matrix, jnp.bfloat16).astype(jnp.float32) for matrix in MATRICES))
     (_, found), gradients = value_and_gradients(form)(x, decided.gates, wide, decided.chosen)
     (_, value), expected = value_and_gradients("plain")(x.astype(jnp.float32), decided.gates, wide, decided.chosen)
     assert found.dtype == gradients[0].dtype == jnp.bfloat16
@@ -137,14 +128,19 @@ def test_narrow_tokens_have_narrow_results_and_the_weights_full_gradients(form: 
 def test_what_is_beyond_the_capacity_is_counted_by_every_kernel():
     x = jnp.asarray(some(7, 24, D_MODEL))
     for kernel in ("padded", "ragged"):
-        apply = jax.jit(partial(apply_experts, kernel=kernel))
+        apply = jax.jit(partial(experts.apply_experts, kernel=kernel))
         for load, expected in {"even": 0, "all to the same": 2 * (24 - 10), "one without tokens": 0}.items():
             assert int(apply(x, routed(load, 24), *map(jnp.asarray, MATRICES))[1]) == expected
 
 
 def test_auto_takes_the_quickest_of_the_platform():
     for platform, expected in {"cpu": "padded", "gpu": "padded", "tpu": "megablox"}.items():
-        assert [choose(kernel, platform) for kernel in ("auto", "padded", "ragged", expected)] == [expected, "padded", "ragged", expected]
+        assert [experts.choose(kernel, platform) for kernel in ("auto", "padded", "ragged", expected)] == [
+            expected,
+            "padded",
+            "ragged",
+            expected,
+        ]
 
 
 @pytest.mark.parametrize("form", ["padded", "ragged", "megablox"])
@@ -153,17 +149,17 @@ def test_rows_that_no_expert_has_move_nothing(form: str):
     x = np.where(chosen < NUM_EXPERTS, some(7, 600, D_MODEL), 0).astype(np.float32)
     gates = np.where(chosen < NUM_EXPERTS, some(8, 600, 1), 0).astype(np.float32)
 
-    def total(apply: Callable[..., Array], x: Array, gates: Array, matrices: Matrices) -> Array:
+    def total(apply: Callable[..., Array], x: Array, gates: Array, matrices: experts.Matrices) -> Array:
         return jnp.sum(jnp.where(jnp.asarray(chosen) < NUM_EXPERTS, jnp.sin(apply(x, gates, matrices)), 0))
 
-    def by_form(x: Array, gates: Array, matrices: Matrices) -> Array:
-        ordered = sort_by_expert(jnp.asarray(chosen), NUM_EXPERTS + 1)
+    def by_form(x: Array, gates: Array, matrices: experts.Matrices) -> Array:
+        ordered = experts.sort_by_expert(jnp.asarray(chosen), NUM_EXPERTS + 1)
         ordered = ordered._replace(counts=ordered.counts[:-1])
         if form == "megablox":
-            return apply_megablox(x, gates, matrices, ordered, interpret=True)
-        return apply_sorted(x, gates, matrices, ordered, form)
+            return experts.apply_megablox(x, gates, matrices, ordered, interpret=True)
+        return experts.apply_sorted(x, gates, matrices, ordered, form)
 
-    arguments = (jnp.asarray(x), jnp.asarray(gates), Matrices(*map(jnp.asarray, MATRICES)))
+    arguments = (jnp.asarray(x), jnp.asarray(gates), experts.Matrices(*map(jnp.asarray, MATRICES)))
     found, expected = (
         jax.jit(jax.value_and_grad(partial(total, apply), argnums=(0, 1, 2)))(*arguments)
         for apply in (by_form, partial(plain, chosen=jnp.asarray(chosen)))
@@ -177,9 +173,9 @@ def test_rows_that_no_expert_has_move_nothing(form: str):
 
 def test_a_kernel_that_cannot_run_is_refused():
     with pytest.raises(ConfigError, match="one of auto, padded, ragged, megablox, found gmm"):
-        apply_experts(jnp.ones((1, D_MODEL)), routed("even", 1), *map(jnp.asarray, MATRICES), kernel="gmm")
+        experts.apply_experts(jnp.ones((1, D_MODEL)), routed("even", 1), *map(jnp.asarray, MATRICES), kernel="gmm")
     with pytest.raises(ConfigError, match="megablox needs a TPU, found gpu"):
-        choose("megablox", "gpu")
+        experts.choose("megablox", "gpu")
 
 
 def compiled_flops(kernel: str, topology: str) -> float:
@@ -192,7 +188,7 @@ def compiled_flops(kernel: str, topology: str) -> float:
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=where)
 
     def layer(x: Any, routed: Any, *matrices: Any) -> Any:
-        return apply_experts(x, Routed(*routed), *matrices, kernel=kernel)
+        return experts.apply_experts(x, experts.Routed(*routed), *matrices, kernel=kernel)
 
     routed = (shape(tokens, num_active, dtype=jnp.int32), shape(tokens, num_active), shape(tokens, num_experts))
     inwards, outwards = shape(num_experts, d_model, d_expert), shape(num_experts, d_expert, d_model)

@@ -27,8 +27,7 @@ AFMOE: dict[str, Any] = {
     "embedding_scale": 32**0.5, "initializer_cutoff": 3.0, "experts": EXPERTS,
 }  # fmt: skip
 """Three times a local layer and a global one: a loop around loops."""
-SPARSE: dict[str, Any] = {"experts": EXPERTS}
-"""Layers that are all alike, with experts: one stack, quick to compile."""
+SPARSE: dict[str, Any] = {"experts": EXPERTS}  # layers that are all alike, with experts: one stack, quick to compile
 FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen": {"qk_norm": True, "tied_head": True}, "afmoe": AFMOE}
 
 

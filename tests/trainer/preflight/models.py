@@ -24,8 +24,7 @@ SMALL = llama(vocab_size=1024, seq_len=256, num_layers=6, d_model=256, d_ff=512,
 EXPERTS = Experts(
     num_experts=8, num_active=2, num_shared=1, d_expert=256, route_scale=2.0, num_dense_layers=2, balancing=None, sequence_loss=0.0
 )
-SPARSE = SMALL.but(post_norms=True, experts=EXPERTS)
-"""Two dense layers and four with experts."""
+SPARSE = SMALL.but(post_norms=True, experts=EXPERTS)  # two dense layers and four with experts
 
 
 def step_of(model: ModelConfig, batch_sequences: int, *, window: int | None = None, keeps_average: bool = True) -> StepShape:

@@ -3,8 +3,7 @@ import pytest
 from phasewise.trainer.preflight.compiler import first_line, read_memory, read_refusal
 from tests.trainer.preflight.snippets import BUFFERS, OLDER_REFUSAL, REFUSAL, REPORT
 
-LENT = 1024
-"""What a called computation names and its caller has: it needs no memory."""
+LENT = 1024  # what a called computation names and its caller has: it needs no memory
 
 
 def test_memory_of_a_chip_and_of_its_host() -> None:

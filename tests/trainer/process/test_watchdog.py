@@ -11,35 +11,24 @@ import pytest
 
 from phasewise.trainer.base.errors import ConfigError, ExitCode
 from phasewise.trainer.config import Execution
-from phasewise.trainer.process.watchdog import (
-    FIELD_OF,
-    NAMED,
-    STOPPED_SECONDS,
-    SUSPENDED,
-    Doing,
-    Watchdog,
-    Work,
-    end_stalled,
-    read_heartbeat,
-    stall_limits,
-)
+from phasewise.trainer.process import watchdog as watchdogs
 
 
 def test_every_work_has_the_limit_of_its_field_and_the_environment_replaces_what_it_names():
     execution = Execution(stall_seconds=1, step_stall_seconds=2, save_stall_seconds=3, restore_stall_seconds=None)
-    found = stall_limits(execution, {})
-    assert set(found) == set(FIELD_OF) == set(get_args(Work))
-    assert found == {work: getattr(execution, field) for work, field in FIELD_OF.items()}
+    found = watchdogs.stall_limits(execution, {})
+    assert set(found) == set(watchdogs.FIELD_OF) == set(get_args(watchdogs.Work))
+    assert found == {work: getattr(execution, field) for work, field in watchdogs.FIELD_OF.items()}
     assert (found["compile"], found["data"], found["barrier"], found["save"], found["restore"]) == (1, 2, 2, 3, None)
-    found = stall_limits(Execution(), {"PHASEWISE_STALL_SECONDS": " step=0.5, save=off"})
+    found = watchdogs.stall_limits(Execution(), {"PHASEWISE_STALL_SECONDS": " step=0.5, save=off"})
     assert (found["step"], found["data"], found["save"], found["compile"]) == (0.5, 0.5, None, 1800)
-    assert {FIELD_OF[work] for work in NAMED} == set(FIELD_OF.values())
+    assert {watchdogs.FIELD_OF[work] for work in watchdogs.NAMED} == set(watchdogs.FIELD_OF.values())
 
 
 def test_limits_that_do_not_read_are_refused():
     for text in ("60", "step=", "step=-1", "step=0", "step=inf", "steps=60", "save=never"):
         with pytest.raises(ConfigError, match=f"PHASEWISE_STALL_SECONDS must be limits such as step=60,save=900 .* found '{text}'"):
-            stall_limits(Execution(), {"PHASEWISE_STALL_SECONDS": text})
+            watchdogs.stall_limits(Execution(), {"PHASEWISE_STALL_SECONDS": text})
 
 
 class Time:
@@ -49,27 +38,29 @@ class Time:
         return self.now
 
 
-def watchdog_of(time: Time, **seconds: float) -> Watchdog:
+def watchdog_of(time: Time, **seconds: float) -> watchdogs.Watchdog:
     """With the limit of the works that are named, and no limit for all others."""
-    return Watchdog({work: seconds.get(work) for work in get_args(Work)}, lambda doing: pytest.fail(str(doing)), clock=time)
+    return watchdogs.Watchdog(
+        {work: seconds.get(work) for work in get_args(watchdogs.Work)}, lambda doing: pytest.fail(str(doing)), clock=time
+    )
 
 
 def test_only_silence_beyond_the_limit_of_the_work_is_a_stall():
     watchdog = watchdog_of(time := Time(), step=10.0, save=20.0)
-    stages: list[tuple[Work, list[tuple[float, bool]]]] = [
+    stages: list[tuple[watchdogs.Work, list[tuple[float, bool]]]] = [
         ("step", [(10.0, False), (10.1, True)]), ("save", [(10.1, False), (30.0, False), (30.2, True)]), ("compile", [(1e9, False)])
     ]  # fmt: skip
     for work, moments in stages:
         watchdog.begin(work, 7)
         for time.now, is_stalled in moments:
             assert watchdog.doing().is_stalled == is_stalled, (work, time.now)
-    assert str(Doing("save", 20.1, 20.0)) == "save for 20 s, limit 20 s"
+    assert str(watchdogs.Doing("save", 20.1, 20.0)) == "save for 20 s, limit 20 s"
     assert watchdog.step == 7
 
 
 def test_the_seconds_of_each_work_are_the_time_that_passed():
     watchdog = watchdog_of(time := Time())
-    works: list[tuple[float, Work | None]] = [(2.0, "compile"), (5.0, "step"), (1.0, "save"), (4.0, "step"), (3.0, None)]
+    works: list[tuple[float, watchdogs.Work | None]] = [(2.0, "compile"), (5.0, "step"), (1.0, "save"), (4.0, "step"), (3.0, None)]
     for seconds, work in works:
         time.now += seconds
         if work:
@@ -82,23 +73,23 @@ def test_a_process_that_was_stopped_as_a_whole_is_not_stalled():
     watchdog.begin("step")
     time.now = 500.0
     assert watchdog.look() is None, "after SIGSTOP and SIGCONT the look comes late, too"
-    looks: list[Doing | None] = []
+    looks: list[watchdogs.Doing | None] = []
     for _ in range(20):
         time.now += 1.0
         looks.append(watchdog.look())
     assert looks[-1] is not None
     assert looks[-1].work == "step"
-    assert STOPPED_SECONDS > 1.0
+    assert watchdogs.STOPPED_SECONDS > 1.0
 
 
 def test_the_thread_says_it_once_and_ends():
-    shown, ended = list[Doing](), threading.Event()
+    shown, ended = list[watchdogs.Doing](), threading.Event()
 
-    def on_stall(doing: Doing) -> None:
+    def on_stall(doing: watchdogs.Doing) -> None:
         shown.append(doing)
         ended.set()
 
-    with Watchdog({work: 0.001 if work == "data" else None for work in get_args(Work)}, on_stall) as watchdog:
+    with watchdogs.Watchdog({work: 0.001 if work == "data" else None for work in get_args(watchdogs.Work)}, on_stall) as watchdog:
         watchdog.begin("data")
         assert ended.wait(30)
     assert [doing.work for doing in shown] == ["data"]
@@ -108,7 +99,7 @@ def test_a_stalled_process_says_where_it_is_and_ends(monkeypatch: pytest.MonkeyP
     codes = list[int]()
     monkeypatch.setattr("phasewise.trainer.process.watchdog.os._exit", codes.append)
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)
-    end_stalled("kestrel", Doing("save", 65.0, 60.0))
+    watchdogs.end_stalled("kestrel", watchdogs.Doing("save", 65.0, 60.0))
     said = capfd.readouterr().err
     assert codes == [ExitCode.STALLED]
     assert "test_a_stalled_process_says_where_it_is_and_ends" in said
@@ -146,6 +137,6 @@ def test_the_time_of_a_suspended_process_is_not_the_time_of_its_work(tmp_path: P
     stopped = time.monotonic() - began
     child.send_signal(signal.SIGCONT)
     child.communicate(b"x")
-    spent = read_heartbeat(tmp_path)["spent"]
-    assert spent[SUSPENDED] > stopped - 0.1, "all but one check"
+    spent = watchdogs.read_heartbeat(tmp_path)["spent"]
+    assert spent[watchdogs.SUSPENDED] > stopped - 0.1, "all but one check"
     assert spent["step"] > 0.5, "the work of a busy process"

@@ -11,18 +11,9 @@ from phasewise.trainer.metrics import ALL_GROUPS, Row
 from phasewise.validations.evidence.health.evidence import MIN_UPDATES
 from phasewise.validations.evidence.health.phenomena import PHENOMENA, Measure
 from phasewise.validations.limits import HealthLimits
-from tests.validations.evidence.health.simulated import (
-    LIMITS,
-    Scenario,
-    evidence,
-    flagged,
-    healthy_rows,
-    random_scenario,
-    scaled,
-    with_loss,
-)
+from tests.validations.evidence.health import simulated
 
-COOLDOWN = Scenario(updates=1200)
+COOLDOWN = simulated.Scenario(updates=1200)
 LATE = np.arange(1200) / 1200
 
 
@@ -41,38 +32,38 @@ def spike(*rows: int) -> np.ndarray:
 
 
 SPIKES = spike(600, 601, 602)
-HEALTHY = healthy_rows(COOLDOWN)
-LED = scaled(with_loss(HEALTHY, spike(600, 601)), "update_norm", 1 + spike(594, 595, 596))
+HEALTHY = simulated.healthy_rows(COOLDOWN)
+LED = simulated.scaled(simulated.with_loss(HEALTHY, spike(600, 601)), "update_norm", 1 + spike(594, 595, 596))
 PHENOMENA_MADE: dict[str, tuple[list[Row], set[str]]] = {
     "a value that is no number": (changed(HEALTHY, {700: {"grad_norm/mlp": None}}), {Measure.NON_FINITE}),
-    "loss spikes": (with_loss(HEALTHY, SPIKES), {Measure.LOSS_SPIKES}),
-    "gradient spikes": (scaled(HEALTHY, "grad_norm", 1 + 9 * SPIKES), {Measure.GRAD_NORM_SPIKES}),
-    "gradient spikes of a group": (scaled(HEALTHY, "grad_norm/lm_head", 1 + 9 * SPIKES), {"grad_norm_spikes_percent/lm_head"}),
+    "loss spikes": (simulated.with_loss(HEALTHY, SPIKES), {Measure.LOSS_SPIKES}),
+    "gradient spikes": (simulated.scaled(HEALTHY, "grad_norm", 1 + 9 * SPIKES), {Measure.GRAD_NORM_SPIKES}),
+    "gradient spikes of a group": (simulated.scaled(HEALTHY, "grad_norm/lm_head", 1 + 9 * SPIKES), {"grad_norm_spikes_percent/lm_head"}),
     "weights of a group that were replaced": (
-        scaled(HEALTHY, "param_norm/norms", np.cumprod(1 + 0.3 * spike(600, 900))),
+        simulated.scaled(HEALTHY, "param_norm/norms", np.cumprod(1 + 0.3 * spike(600, 900))),
         {"param_norm_jumps_percent/norms"},
     ),
     "update norm leads loss (#1368)": (LED, {Measure.LOSS_SPIKES, Measure.LED_SPIKES}),
     "lm_head explodes (Spoonbill)": (
-        scaled(HEALTHY, "param_norm/lm_head", np.exp(2 * LATE)),
+        simulated.scaled(HEALTHY, "param_norm/lm_head", np.exp(2 * LATE)),
         {Measure.LM_HEAD_GROWTH, "param_norm_jumps_percent/lm_head"},  # it grows on while the learning rate falls to nothing
     ),
-    "loss creeps up (Raccoon)": (with_loss(HEALTHY, 0.5 * np.clip(LATE - 0.5, 0, 1)), {Measure.LOSS_RISE}),
+    "loss creeps up (Raccoon)": (simulated.with_loss(HEALTHY, 0.5 * np.clip(LATE - 0.5, 0, 1)), {Measure.LOSS_RISE}),
     "loss shifts up at flat evaluation (Bison)": (
-        with_loss(HEALTHY, 0.14 * (LATE >= 0.94)),
+        simulated.with_loss(HEALTHY, 0.14 * (LATE >= 0.94)),
         {Measure.LOSS_SHIFT, Measure.LOSS_RISE},  # it does rise in the cooldown
     ),
-    "loss shifts down at flat evaluation": (with_loss(HEALTHY, -0.14 * (LATE >= 0.5)), {Measure.LOSS_SHIFT}),
-    "moving average the wrong way round (Ocelot)": (scaled(HEALTHY, "ema_distance", np.full(1200, 0.01)), {Measure.EMA_LAG}),
+    "loss shifts down at flat evaluation": (simulated.with_loss(HEALTHY, -0.14 * (LATE >= 0.5)), {Measure.LOSS_SHIFT}),
+    "moving average the wrong way round (Ocelot)": (simulated.scaled(HEALTHY, "ema_distance", np.full(1200, 0.01)), {Measure.EMA_LAG}),
     "EMA gap": (changed(HEALTHY, {1199: {"eval_loss": 3.0, "ema_eval_loss": 2.7}}), {Measure.EMA_GAP}),
-    "waiting for data": (scaled(HEALTHY, "data_seconds", np.full(1200, 30.0)), {Measure.DATA_SHARE}),
+    "waiting for data": (simulated.scaled(HEALTHY, "data_seconds", np.full(1200, 30.0)), {Measure.DATA_SHARE}),
 }
 
 
 @pytest.mark.parametrize("name", PHENOMENA_MADE)
 def test_each_phenomenon_is_found_by_its_own_measure_and_no_other(name: str):
     rows, expected = PHENOMENA_MADE[name]
-    assert flagged(evidence(rows)) == {str(measure) for measure in expected}
+    assert simulated.flagged(simulated.evidence(rows)) == {str(measure) for measure in expected}
 
 
 def test_every_measure_fires_on_something():
@@ -83,21 +74,23 @@ def test_every_measure_fires_on_something():
 
 
 def test_a_shift_that_the_evaluation_follows_or_that_a_new_mixture_declares_is_not_the_data_s():
-    rows = healthy_rows(Scenario(updates=1200, schedule="warm_up"))
+    rows = simulated.healthy_rows(simulated.Scenario(updates=1200, schedule="warm_up"))
     step = 0.3 * (LATE >= 0.6)
-    assert Measure.LOSS_SHIFT in flagged(evidence(with_loss(rows, step)))
-    assert Measure.LOSS_SHIFT not in flagged(evidence(with_loss(rows, step, names=("loss", "eval_loss", "ema_eval_loss"))))
+    assert Measure.LOSS_SHIFT in simulated.flagged(simulated.evidence(simulated.with_loss(rows, step)))
+    assert Measure.LOSS_SHIFT not in simulated.flagged(
+        simulated.evidence(simulated.with_loss(rows, step, names=("loss", "eval_loss", "ema_eval_loss")))
+    )
     unseen = [*rows[:600], *without(rows[600:], "eval_loss", "ema_eval_loss")]
-    assert Measure.LOSS_SHIFT not in flagged(evidence(with_loss(unseen, step))), "no evaluation follows it"
-    rows = with_loss(HEALTHY, 0.5 * (LATE >= 0.5))
+    assert Measure.LOSS_SHIFT not in simulated.flagged(simulated.evidence(simulated.with_loss(unseen, step))), "no evaluation follows it"
+    rows = simulated.with_loss(HEALTHY, 0.5 * (LATE >= 0.5))
     declared = [*rows[:600], *({**row, "mixture_since": 100_600} for row in rows[600:])]
-    assert flagged(evidence(rows)) >= {Measure.LOSS_SPIKES, Measure.LOSS_RISE, Measure.LOSS_SHIFT}
-    assert flagged(evidence(declared)) == set()
+    assert simulated.flagged(simulated.evidence(rows)) >= {Measure.LOSS_SPIKES, Measure.LOSS_RISE, Measure.LOSS_SHIFT}
+    assert simulated.flagged(simulated.evidence(declared)) == set()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_healthy_run_is_silent(seed: int):
-    assert flagged(evidence(healthy_rows(random_scenario(seed)))) == set()
+    assert simulated.flagged(simulated.evidence(simulated.healthy_rows(simulated.random_scenario(seed)))) == set()
 
 
 def without(rows: list[Row], *names: str) -> list[Row]:
@@ -105,15 +98,15 @@ def without(rows: list[Row], *names: str) -> list[Row]:
 
 
 def test_the_step_and_the_words_say_where_and_how_much():
-    shift = row_of(evidence(PHENOMENA_MADE["loss shifts up at flat evaluation (Bison)"][0]), Measure.LOSS_SHIFT)
+    shift = row_of(simulated.evidence(PHENOMENA_MADE["loss shifts up at flat evaluation (Bison)"][0]), Measure.LOSS_SHIFT)
     assert shift["at_step"] == pytest.approx(100_001 + 0.94 * 1200, abs=40)
     assert "the loss shifts by +0.1" in shift["detail"]
     assert shift["described_in"] == 'Marin 32B retrospective, section "Shuffling anomaly"'
-    led = row_of(evidence(LED), Measure.LED_SPIKES)
+    led = row_of(simulated.evidence(LED), Measure.LED_SPIKES)
     assert led["at_step"] == 100_601
     assert "times its usual value, 6 updates earlier" in led["detail"]
-    unseen = without(with_loss(HEALTHY, 0.3 * (LATE >= 0.5)), "eval_loss")
-    assert "the training loss shifts by +0.3" in row_of(evidence(unseen), Measure.LOSS_SHIFT)["detail"]
+    unseen = without(simulated.with_loss(HEALTHY, 0.3 * (LATE >= 0.5)), "eval_loss")
+    assert "the training loss shifts by +0.3" in row_of(simulated.evidence(unseen), Measure.LOSS_SHIFT)["detail"]
 
 
 @pytest.mark.parametrize(("missing", "measure", "is_required"), [
@@ -123,15 +116,15 @@ def test_the_step_and_the_words_say_where_and_how_much():
     (("eval_loss", "ema_eval_loss"), Measure.EMA_GAP, False), (("ema_distance",), Measure.EMA_LAG, False),
 ])  # fmt: skip
 def test_what_the_rows_lack_is_no_silent_pass(missing: tuple[str, ...], measure: str, is_required: bool):
-    row = row_of(evidence(without(HEALTHY, *missing)), measure)
+    row = row_of(simulated.evidence(without(HEALTHY, *missing)), measure)
     assert (row["is_measured"], math.isnan(row["value"]), row["has_required_numbers"]) == (False, True, not is_required)
     assert row["is_unjudged"] == ("/" not in measure and measure != Measure.EMA_LAG)
-    assert evidence(HEALTHY)["has_required_numbers"].all()
+    assert simulated.evidence(HEALTHY)["has_required_numbers"].all()
 
 
 def test_what_the_recipe_does_not_limit_is_not_looked_for():
     off = {name: None for name, field in HealthLimits.model_fields.items() if type(None) in get_args(field.annotation)}
-    table = evidence(HEALTHY, LIMITS.but(**off))
+    table = simulated.evidence(HEALTHY, simulated.LIMITS.but(**off))
     for measure in (Measure.LM_HEAD_GROWTH, Measure.LOSS_RISE, Measure.LOSS_SHIFT, Measure.EMA_GAP, Measure.DATA_SHARE):
         row = row_of(table, measure)
         assert (row["is_measured"], row["is_unjudged"]) == (False, False)
@@ -144,24 +137,24 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=len(NAMES)), max_size=12))
 def test_no_rows_break_it(rows: list[dict[str, Any]]):
-    table = evidence(rows)
+    table = simulated.evidence(rows)
     assert set(table["measure"]) == (set(PHENOMENA) if rows else set())
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_damage_anywhere_in_a_long_run_does_not_break_it(data: st.DataObject):
-    rows = healthy_rows(Scenario(updates=150, changes=(90,), schedule="wsd"))
+    rows = simulated.healthy_rows(simulated.Scenario(updates=150, changes=(90,), schedule="wsd"))
     for _ in range(6):
         row, name, span = data.draw(st.tuples(st.integers(0, len(rows) - 1), st.sampled_from(NAMES), st.integers(1, 80)))
         value = data.draw(VALUES)
         rows[row : row + span] = [{**old, name: value} for old in rows[row : row + span]]
-    assert len(evidence(rows)) == len(PHENOMENA)
+    assert len(simulated.evidence(rows)) == len(PHENOMENA)
     assert len(ALL_GROUPS) * 2 + len(Measure) == len(PHENOMENA)
 
 
 def unlimited(rows: list[Row]) -> dict[str, Any]:
-    table = evidence(rows, groups=()).set_index("measure", drop=False)
+    table = simulated.evidence(rows, groups=()).set_index("measure", drop=False)
     return {measure: table.loc[measure] for measure in (Measure.LOSS_STEP_SPREAD, Measure.BATCH_HET)}
 
 

@@ -24,8 +24,7 @@ MODEL = ModelConfig(
     tied_head=False, sliding_window=None, float32_attention=False,
 )  # fmt: skip
 OPTIMIZER = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
-EVERY = 10
-"""Updates from one evaluation to the next."""
+EVERY = 10  # updates from one evaluation to the next
 Batches = Callable[[int, np.random.Generator], np.ndarray]
 
 
