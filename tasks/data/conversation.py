@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, NotRequired, TypedDict, cast
 
 import orjson
@@ -16,49 +17,11 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of the field with the reasoning before an answer. A template gets it under the first two names."""
 TRAINED = ("train", "training")  # fields of some data sets that select messages for training. Only a template can read them.
 WEIGHT = "weight"  # field of OpenAI's format for fine-tuning: 1 trains on an answer, 0 does not
-MARIN = r"""
-{{- bos_token -}}
-{%- for message in messages -%}
-    {{- "<|start_header_id|>" + message.role + "<|end_header_id|>\n" -}}
-    {%- if message.role == "assistant" -%}
-        {%- generation -%}
-            {{- message.content | trim + "<|eot_id|>" -}}
-        {%- endgeneration -%}
-    {%- else -%}
-        {{- message.content | trim + "<|eot_id|>" -}}
-    {%- endif -%}
-    {{- "\n" -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- "<|start_header_id|>assistant<|end_header_id|>\n" -}}
-{%- endif -%}
-""".strip()
-"""Equal in output to `MARIN_CHAT_TEMPLATE` in Marin's code (experiments/marin_models.py at exp1237): the turns of OLMo 2 with the special
-tokens of Llama 3, a line end after each turn, and no white space around contents. Later tokenizers have another template, with thinking and
-tools.
+BUILT_IN = {name: Path(__file__).with_name(f"{name}.jinja").read_text(encoding="utf-8").strip() for name in ("marin", "trinity")}
+"""Chat templates. `marin`: equal in output to `MARIN_CHAT_TEMPLATE` in Marin's code (experiments/marin_models.py at exp1237), the turns of
+OLMo 2 with the special tokens of Llama 3, a line end after each turn, and no white space around contents. Later tokenizers have another
+template. `trinity`: ChatML turns of ours, because the report names none, and the `tokenizer_config.json` of Arcee's models was unavailable.
 """
-TRINITY = r"""
-{{- bos_token -}}
-{%- for message in messages -%}
-    {%- if message.role == "system" and not loop.first -%}
-        {{- raise_exception("a system message must be the first") -}}
-    {%- endif -%}
-    {{- "<|im_start|>" + message.role + "\n" -}}
-    {%- if message.role == "assistant" -%}
-        {%- generation -%}
-            {{- message.content + "<|im_end|>" -}}
-        {%- endgeneration -%}
-    {%- else -%}
-        {{- message.content + "<|im_end|>" -}}
-    {%- endif -%}
-    {{- "\n" -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- "<|im_start|>assistant\n" -}}
-{%- endif -%}
-""".strip()
-"""ChatML turns. This template is ours: the report names none, and the `tokenizer_config.json` of Arcee's models was unavailable."""
-BUILT_IN = {"marin": MARIN, "trinity": TRINITY}
 Role = Literal["system", "user", "assistant"]
 CALLS = ("tool_calls", "function_call")
 """Fields of a message with calls of tools. The content without the call would be another conversation."""

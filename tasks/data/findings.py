@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.wording import name_some
+from phasewise.trainer.base.wording import name_some, plural
 
 if TYPE_CHECKING:
     from phasewise.tasks.data.conversation import Conversation
@@ -27,68 +28,13 @@ MAX_SAMPLES = 20  # for each reason
 MAX_NAMED = 5  # files in a message
 QUARANTINE_NAME = "quarantine.jsonl"
 Reason = Literal[
-    "broken JSON",
-    "not UTF-8",
-    "missing key",
-    "wrong type",
-    "half a surrogate pair",
-    "truncated",
-    "too long",
-    "unknown role",
-    "two system texts",
-    "call of a tool",
-    "part that is not text",
-    "weight is not 0 or 1",
-    "weight 0 without marks around the answer",
-    "field of a message that nothing reads",
-    "special token in a message",
-    "refused by the chat template",
-    "expands too much",
-    "unreadable",
-    "other format",
-    "broken link",
-    "outside the root",
-    "no regular file",
-    "name not readable",
-]
+    "broken JSON", "not UTF-8", "missing key", "wrong type", "half a surrogate pair", "truncated", "too long", "unknown role",
+    "two system texts", "call of a tool", "part that is not text", "weight is not 0 or 1", "weight 0 without marks around the answer",
+    "field of a message that nothing reads", "special token in a message", "refused by the chat template", "expands too much",
+    "unreadable", "other format", "broken link", "outside the root", "no regular file", "name not readable",
+]  # fmt: skip
 NoText = Literal["empty file", "empty text", "empty content", "no answer", "no messages"]
 """Reasons to leave out a file, a document or a conversation without text. They are counted and are not faults."""
-ALLOW = "or allow for some by max_bad_fraction"
-REMEDIES: Mapping[Reason, str] = {
-    "broken JSON": f"repair or exclude the file, {ALLOW}",
-    "not UTF-8": f"convert the file to UTF-8 or exclude it, {ALLOW}",
-    "missing key": "name the field as the file has it: in text_key, or in the conversation",
-    "wrong type": "name a field that holds text in text_key, or correct the layout of the conversation",
-    "half a surrogate pair": f"write the file again with whole characters or exclude it, {ALLOW}",
-    "truncated": f"fetch the file again or exclude it, {ALLOW}",
-    "too long": f"cut it into shorter documents, {ALLOW}",
-    "unknown role": "name the role in conversation.roles",
-    "two system texts": f"take `system` out of the conversation or a message out of the records, {ALLOW}",
-    "call of a tool": f"take such conversations out of the file, {ALLOW}: no chat template is given calls of tools here",
-    "part that is not text": f"take such conversations out of the file, {ALLOW}: only text is trained on",
-    "weight is not 0 or 1": f"write 0 or 1, {ALLOW}",
-    "weight 0 without marks around the answer": "put {% generation %} … {% endgeneration %} around each answer in the chat template",
-    "field of a message that nothing reads": "a field (reasoning_content, thinking, reasoning, train, training) that the chat template "
-    "does not read and that is to be left out must be named in the source's conversation.leave_out",
-    "special token in a message": f"take the token out of the text, {ALLOW}",
-    "refused by the chat template": f"put the roles in an order that the template takes or name another template, {ALLOW}",
-    "expands too much": f"unpack the file and look into it, or exclude it, {ALLOW}",
-    "unreadable": f"fetch the file again or exclude it, {ALLOW}",
-    "other format": "convert or exclude the file, or correct the format",
-    "broken link": f"mend the link or exclude it, {ALLOW}",
-    "outside the root": "the link leads out of the source's folder: name in `url` the folder that holds the link and the file, or copy the "
-    "file itself, as cp -L does (links from a snapshot of a Hub cache to its blobs are followed)",
-    "no regular file": f"exclude it, {ALLOW}: a pipe or a device is not read",
-    "name not readable": f"rename the file, {ALLOW}",
-}
-ALLOW_EMPTY = "or allow for more by max_empty_fraction"
-EMPTY_REMEDIES: Mapping[NoText, str] = {
-    "empty file": f"fetch the file again or exclude it, {ALLOW_EMPTY}",
-    "empty text": f"look whether text_key names the right field, {ALLOW_EMPTY}",
-    "empty content": f"fill or delete the empty messages, {ALLOW_EMPTY}",
-    "no answer": f"look whether `answer`, or a role, names what the assistant says, {ALLOW_EMPTY}",
-    "no messages": f"look whether `messages` names the right column, {ALLOW_EMPTY}",
-}
 
 
 class Record(NamedTuple):
@@ -286,7 +232,7 @@ class Tally(Frozen):
         for reason in get_args(Reason):
             counts = {"document": self.bad_documents.get(reason, 0), "file": files[reason]}
             if any(counts.values()):
-                found[reason] = " and ".join(_count(number, noun) for noun, number in counts.items() if number)
+                found[reason] = " and ".join(plural(number, noun) for noun, number in counts.items() if number)
         return found
 
 
@@ -298,10 +244,6 @@ def _first(samples: Iterable[Sample]) -> tuple[Sample, ...]:
     """The first samples of each reason. The length of the place puts `byte 90` before `byte 100`."""
     ordered = sorted(samples, key=lambda one: (one.reason, one.file, len(one.where), one.where, one.sample))
     return tuple(sample for _, group in groupby(ordered, key=lambda one: one.reason) for sample in islice(group, MAX_SAMPLES))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 @dataclass
@@ -368,16 +310,24 @@ class Counting:
         )
 
 
+@cache
+def remedies() -> dict[str, str]:
+    """Reason → remedy, for every `Reason` and `NoText`."""
+    from phasewise.trainer.base.storage import read_yaml  # not for the process that reads tables
+
+    return read_yaml(Path(__file__).with_name("remedies.yaml"))
+
+
 def check_readable(component: str, source: "Source", tally: Tally, folder: Path) -> None:
     """Raise DataError for files of another format, an unread column, or more unusable or empty documents than the source allows."""
     quarantine_path = folder / QUARANTINE_NAME
-    total = f"{_count(tally.documents, 'document')} in {_count(tally.files, 'file')} of {source.url}"
+    total = f"{plural(tally.documents, 'document')} in {plural(tally.files, 'file')} of {source.url}"
     if unread := [name for name, reason in tally.bad_files.items() if reason == "other format"]:  # no limit allows them
         samples = {sample.file: sample.sample for sample in tally.samples if sample.reason == "other format"}
         named = "; ".join(f"{name} ({samples[name]})" if name in samples else name for name in unread[:MAX_NAMED])
         raise DataError(
             f"component {component}: every file must be {source.format}, or packed {source.format}; "
-            f"{_count(len(unread), 'file')} of {source.url} could not be read as that: {named}. "
+            f"{plural(len(unread), 'file')} of {source.url} could not be read as that: {named}. "
             f"Exclude them by a glob in `exclude`, convert them, or correct the format. Samples are in {quarantine_path}."
         )
     if source.conversation and tally.unread:
@@ -390,17 +340,17 @@ def check_readable(component: str, source: "Source", tally: Tally, folder: Path)
                 example = name_some((name for name, found in sorted(tally.bad_files.items()) if found == reason), 1)
             else:
                 example = f"{sample.file}, {sample.where} ({sample.sample[:80]!r})"
-            parts.append(f"{reason}, {count}, such as {example}: {REMEDIES[reason]}")
+            parts.append(f"{reason}, {count}, such as {example}: {remedies()[reason]}")
         raise DataError(
             f"component {component}: at most {source.max_bad_fraction:.4%} of its documents and of its files may be unusable, found "
             f"{tally.bad_fraction:.4%} among {total}. {'. '.join(parts)}. Samples of each reason are in {quarantine_path}."
         )
     if tally.empty_fraction <= source.max_empty_fraction:
         return
-    counts = {reason: _count(count, "document") for reason, count in tally.empty.items()}
+    counts = {reason: plural(count, "document") for reason, count in tally.empty.items()}
     if tally.empty_files:
-        counts["empty file"] = f"{_count(len(tally.empty_files), 'file')}, such as {', '.join(tally.empty_files[:MAX_NAMED])}"
-    found = ". ".join(f"{reason}, {count}: {EMPTY_REMEDIES[reason]}" for reason, count in counts.items())  # pyright: ignore[reportArgumentType]  # `empty` has only these
+        counts["empty file"] = f"{plural(len(tally.empty_files), 'file')}, such as {', '.join(tally.empty_files[:MAX_NAMED])}"
+    found = ". ".join(f"{reason}, {count}: {remedies()[reason]}" for reason, count in counts.items())
     raise DataError(
         f"component {component}: at most {source.max_empty_fraction:.4%} of its documents and of its files may be without text, found "
         f"{tally.empty_fraction:.4%} among {total}. {found}."
@@ -424,7 +374,7 @@ def left_out_of(tally: Tally) -> str:
     parts: list[str] = []
     if tally.left_out:
         reasons = ", ".join(f"{count:,} for {reason}" for reason, count in sorted(tally.left_out.items()))
-        parts.append(f"{sum(tally.left_out.values()):,} of {_count(tally.documents, 'document')} ({reasons})")
+        parts.append(f"{sum(tally.left_out.values()):,} of {plural(tally.documents, 'document')} ({reasons})")
     if tally.empty_files:
-        parts.append(f"{len(tally.empty_files):,} of {_count(tally.files, 'file')} without documents ({name_some(tally.empty_files, 3)})")
+        parts.append(f"{len(tally.empty_files):,} of {plural(tally.files, 'file')} without documents ({name_some(tally.empty_files, 3)})")
     return ", ".join(parts)
