@@ -19,7 +19,7 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.storage import write_atomically
 
 DEFAULT_QUEUE, TRAINING_QUEUE, MAX_TRAININGS = "default", "training", 1
-Kind = Literal["train-recipe", "train-phase", "prepare-data", "validate-data", "preflight", "evaluate", "export"]
+Kind = Literal["train-recipe", "train-phase", "prepare-data", "validate-data", "preflight", "evaluate", "export", "try"]
 
 
 class FlowPlace(NamedTuple):
@@ -39,6 +39,7 @@ FLOWS: dict[Kind, FlowPlace] = {
     "preflight": FlowPlace("preflight", CONTROL, DEFAULT_QUEUE, "preflight"),
     "evaluate": FlowPlace("evaluate_checkpoint", LOCAL, DEFAULT_QUEUE, "evaluation"),
     "export": FlowPlace("export_phase", CONTROL, DEFAULT_QUEUE, "export"),
+    "try": FlowPlace("try_phase", LOCAL, TRAINING_QUEUE, "experiment"),
 }
 TOKEN_UNITS = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
 START = "0 · start here"
@@ -230,13 +231,14 @@ def _of_all(sources: Sequence[Source]) -> list[Deployment]:
     settings: dict[str, tuple[str, ...]] = {"settings": ()}
     refused = {f"{source.written.name}/{name}": why for source in sources for name, why in refusals(source.written).items()}
     weights: dict[str, tuple[str, ...]] = {"weights": (), "average_of": (), "dtype": (), "generation_prompt": ()}
+    arms: dict[str, tuple[str, ...]] = {"arms": (), "seeds": (), "control": phase["phase"]}
     first = "\n".join(
         [
             "Train a recipe that you choose here, or open another deployment.",
             "",
             f"* **Results**: [the page]({PAGE}) shows phases, verdicts, curves and reports. The log of a run starts with its address.",
             "* **A recipe**: the deployment with its name. **A phase**: a numbered deployment, in order. **A branch**: `· branch`.",
-            "* **Other work**: `~ prepare`, `~ validate`, `~ preflight`, `~ evaluate`, `~ export`.",
+            "* **Other work**: `~ prepare`, `~ validate`, `~ preflight`, `~ evaluate`, `~ export`, `~ try`.",
             "* **Start**: *Run*, *Custom run*. A wrong value is rejected in the form, with the reason.",
             "* **Schedule**: each training has an example, switched off. Edit it, or add one with *+ Schedule*.",
             f"* **Wait**: {MAX_TRAININGS} training runs at a time, the others are *Late*. *Waiting for* names the parent phase.",
@@ -251,6 +253,7 @@ def _of_all(sources: Sequence[Source]) -> list[Deployment]:
     )
     evaluate = "Measures the last checkpoint of a phase, and judges it against its parent's. It fails if the gate fails."
     export = "Writes the weights of a trained phase as transformers reads them, to `exports/` in the worker's home."
+    trial = "Trains arms of a phase and a control from one checkpoint with several seeds, and writes a table of their differences."
     sizes, full, every = {"scale": scales}, {"scale": with_full}, {"scale": tuple(one for one in with_full if one != "proxy")}
     return [
         _deployment("train-recipe", START, first, {**recipe, **sizes, "up_to": phase["phase"], **settings}, required=("recipe",)),
@@ -259,6 +262,7 @@ def _of_all(sources: Sequence[Source]) -> list[Deployment]:
         _deployment("preflight", "~ preflight", preflight, {**recipe, **every, **phase, **settings}, required=("recipe",)),
         _deployment("evaluate", "~ evaluate", evaluate, {**recipe, **sizes, **phase, **settings}, required=("recipe", "phase")),
         _deployment("export", "~ export", export, {**recipe, **sizes, **phase, **weights, **settings}, required=("recipe", "phase")),
+        _deployment("try", "~ try", trial, {**recipe, **sizes, **phase, **arms, **settings}, required=("recipe", "phase", "arms")),
     ]
 
 

@@ -122,6 +122,12 @@ def _add_files(app: FastAPI, site: Site) -> None:
         answer.headers["Content-Security-Policy"] = REPORT_POLICY  # the report has inline styles
         return answer
 
+    @app.get("/-/experiment/{run_name}/{name}/report.html")
+    def experiment(run_name: str, name: str) -> Response:
+        answer = _read_file(site.shelf.home.experiment(_name(run_name), _name(name)), "report.html")
+        answer.headers["Content-Security-Policy"] = REPORT_POLICY
+        return answer
+
     @app.get("/-/docs/{run_name}/{path:path}")
     def docs(run_name: str, path: str) -> Response:
         return _read_file(site.shelf.home.report(_name(run_name)) / "data-docs", path)

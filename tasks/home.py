@@ -218,6 +218,10 @@ class Home:
         """Return the verdict file of a gate."""
         return self.work / "verdicts" / run_name / self.run(run_name, phase).name / f"{gate}.json"
 
+    def experiment(self, run_name: str, name: str) -> Path:
+        """Return the folder of an experiment's result and page."""
+        return self.work / "experiments" / run_name / name
+
     def report(self, run_name: str) -> Path:
         """Return the folder of a run's report and Data Docs. A trial has a folder below it."""
         folder = self.work / "reports" / run_name

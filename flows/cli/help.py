@@ -4,6 +4,7 @@ MAX_WIDTH = 100
 GROUPS = {
     "Train": {
         "run": "Train a recipe phase by phase. Resumes unfinished work.",
+        "try": "Compare changes of a phase with the phase itself, over seeds.",
         "up": "Start the Prefect server, a worker, the deployments and the page.",
         "status": "Show the state of each phase and the reason for outdated results.",
         "goodput": "Show the use of the wall time of each phase.",
@@ -38,7 +39,7 @@ GROUPS = {
 EXAMPLES = (
     ("phasewise run marin-8b", "train all phases at proxy scale, in minutes"),
     ("phasewise run marin-8b/kestrel --scale 130m", "train one phase at a larger size"),
-    ("phasewise run mine.py --sweep peak=1e-3,2e-3 --seeds 3", "compare variants in a table"),
+    ("phasewise try mine.py/cooldown --arm hot:peak=2e-3 --seeds 3", "compare a change with its control"),
     ("phasewise show marin-32b/mantis", "show all values of a phase"),
     ("phasewise new mine.py --text FOLDER", "start with your own text"),
 )

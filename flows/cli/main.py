@@ -76,35 +76,44 @@ def main() -> None:
 @slice_option
 @click.option("--retrain", multiple=True, metavar="PHASE", help="Allow to train this phase and its descendants again. Repeatable.")
 @click.option("--extend", multiple=True, metavar="PHASE", help="Continue this trained phase to a raised stop_step. Repeatable.")
-@click.option("--sweep", "sweeps", multiple=True, metavar="NAME=V1,V2", help="Train a variant for each value, as --set. Repeatable.")
-@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Train each variant with seeds 0 to N-1.")
 @home_option
 @verbose_option
 @json_option
-def run(
-    target: str, scale: Scale | None, home: str | None, as_json: bool, *, sweeps: tuple[str, ...], seeds: int | None, **allowed: Any
-) -> None:
+def run(target: str, scale: Scale | None, home: str | None, as_json: bool, **allowed: Any) -> None:
     """Train a recipe on this machine, phase by phase. Resumes unfinished work.
 
     If data or settings of a trained phase changed, --retrain is required, except for phases of less than ten minutes at proxy scale.
-    With --sweep or --seeds, print a table of the variants. Exit 1 if a variant did not pass.
     """
     if sys.stderr.isatty():
         click.echo(f"{target}: reading the recipe …", err=True)  # the imports are slow
     from phasewise.flows.cli.run import run_recipe
     from phasewise.flows.recipes import scale_of
 
-    if not (sweeps or seeds):
-        summary = run_recipe(target, scale_of(target, scale), home, **allowed, as_json=as_json)
-        print_found(summary, None, as_json=as_json)
-        return
-    if allowed["extend"]:
-        raise click.UsageError("--extend: expected no --sweep and no --seeds, whose variants train from their start.")
-    from phasewise.flows.cli.sweep import print_sweep, run_sweep
+    summary = run_recipe(target, scale_of(target, scale), home, **allowed, as_json=as_json)
+    print_found(summary, None, as_json=as_json)
 
-    table = run_sweep(target, scale_of(target, scale), home, sweeps, seeds, retrain=allowed["retrain"])
-    print_found(table, print_sweep, as_json=as_json)
-    sys.exit(0 if all(row["passed"] == len(row["runs"]) for row in table["variants"]) else 1)
+
+@main.command("try")
+@target_argument("RECIPE/PHASE")
+@click.option("--arm", "arms", multiple=True, required=True, metavar="NAME:FIELD=VALUE|NAME:PHASE", help="An arm. Repeatable.")
+@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Trainings of each arm.")
+@click.option("--control", metavar="PHASE", help="Phase of the control. Default: the phase itself.")
+@given_scale_option
+@set_option
+@max_tokens_option
+@home_option
+@verbose_option
+@json_option
+def try_arms(target: str, scale: Scale | None, home: str | None, as_json: bool, **experiment: Any) -> None:
+    """Compare changes of a phase with the phase itself. Arms and control start from a common checkpoint, with equal data orders per seed.
+
+    FIELD=VALUE is a change as of --set. PHASE is a phase with an equal start. The table has the difference of each measure from the
+    control, with a 95 % interval. Resumes unfinished work. A refused arm is a row of the table.
+    """
+    from phasewise.flows.cli.try_arms import print_experiment, try_target
+    from phasewise.flows.recipes import scale_of
+
+    print_found(try_target(target, scale_of(target, scale), home, **experiment), print_experiment, as_json=as_json)
 
 
 @main.command()

@@ -71,7 +71,7 @@ def check_parameters(deployment: Mapping[str, Any], given: Mapping[str, Any]) ->
     if not isinstance(settings, list | tuple) or not all(isinstance(one, str) for one in settings):
         return
     from phasewise.flows.checks import check_slices
-    from phasewise.flows.recipes.assignments import setting
+    from phasewise.flows.recipes.assignments import forked, setting
     from phasewise.flows.recipes.feasibility import check_mixtures
     from phasewise.flows.status.retraining import check_named, phases_to_train
 
@@ -79,7 +79,7 @@ def check_parameters(deployment: Mapping[str, Any], given: Mapping[str, Any]) ->
     with setting(settings):
         recipe, last = load_target(f"{complete['recipe']}/{wanted}" if wanted else complete["recipe"], complete.get("scale", "proxy"))
         if (written := load_written(complete["recipe"])).scale == "full":
-            full = written.with_branch(wanted)
+            full = forked(written).with_branch(wanted)
             check_mixtures(full, full.phases)
         if work == "train_phase":
             check_slices(recipe, [recipe.phase(complete["phase"])])

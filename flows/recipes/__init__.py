@@ -117,14 +117,14 @@ def at_scale(written: "Recipe", scale: "Scale", name: str) -> "Recipe":
 def load_record(name: str, scale: "Scale", wanted: str | None = None) -> "Recipe":
     """A recipe with all branches at a scale, with settings. The main line and the branch to the phase `wanted` are checked."""
     written = load_written(name)
-    from phasewise.flows.recipes.assignments import assigned, settings_in_force
+    from phasewise.flows.recipes.assignments import assigned, forked, settings_in_force
     from phasewise.flows.recipes.feasibility import check_feasible, check_mixtures
 
     recipe = assigned(at_scale(written, scale, name))
     if name not in NAMES or settings_in_force():
         chosen = recipe.with_branch(wanted)
         if written.scale == "full":
-            full = written.with_branch(wanted)
+            full = forked(written).with_branch(wanted)
             check_mixtures(full, full.phases)
         check_feasible(chosen, chosen.phases)
     return recipe

@@ -1,5 +1,8 @@
 """Changes of a recipe for a trial, from `--set PHASE.NAME=VALUE`. `NAME=VALUE` and `*.NAME=VALUE` change every phase.
 
+`PHASE.fork=NAME` copies a phase as a branch. The branch declares the changes at the hand-off, so settings of the branch need no setting
+of `declares`. Existing phases stay unchanged.
+
 Flows take the changes as their parameter `settings`. Within a flow or a command they apply to every loaded recipe.
 """
 
@@ -23,8 +26,8 @@ from phasewise.trainer.config import AdamC, ExecutionSettings
 
 OF_RECIPE, EVERY_PHASE = "recipe", "*"
 NOT_SET = {"phases": "name a phase: PHASE.FIELD=VALUE", "scale": "use --scale"}
-SEED, PEAK = "seed", "peak"
-"""`seed` sets the seed of the weights and of the data order."""
+SEED, PEAK, FORK = "seed", "peak", "fork"
+"""`seed` sets the seed of the weights and of the data order. `fork` names a copy of the phase."""
 NOT_OF_CALL = ("name", "start", "parent", "slice")
 OF_NO_TRAINING = (*NOT_OF_CALL, "declares", "evaluation", "gates", "instrumentation", "execution", *OWN, "branch")
 Raw = dict[str, Any]
@@ -57,6 +60,21 @@ class Setting(NamedTuple):
     value: Any
 
 
+def forks_in_force() -> dict[str, str]:
+    """The branches of the current settings → the phases that they copy."""
+    return {str(one.value): one.head for one in map(_parse, settings_in_force()) if one.path == (FORK,)}
+
+
+def forked(recipe: Recipe) -> Recipe:
+    """The recipe with the branches of `forks_in_force` at the end. Raises ConfigError for an unknown phase or a used name."""
+    copies: list[Phase] = []
+    for name, of in forks_in_force().items():
+        if name in {one.name for one in recipe.phases}:
+            raise ConfigError(f"--set {of}.{FORK}={name}: {recipe.name} has a phase {name} already. Choose another name.")
+        copies.append(recipe.phase(of).as_branch(name))
+    return Recipe.model_construct(None, **{**dict(recipe), "phases": (*recipe.phases, *copies)}) if copies else recipe
+
+
 def assigned(recipe: Recipe) -> Recipe:
     """The recipe with the current settings, validated again.
 
@@ -67,9 +85,10 @@ def assigned(recipe: Recipe) -> Recipe:
     if not settings:
         return recipe
     given = " ".join(f"--set {one}" for one in settings)
+    recipe = forked(recipe)
     of_calls: dict[str, dict[str, Any]] = {}
     of_values: list[Setting] = []
-    for setting in map(_parse, settings):
+    for setting in [one for one in map(_parse, settings) if one.path != (FORK,)]:
         is_written = len(setting.path) == 1 and setting.path[0] not in NOT_OF_CALL
         named = [name for name in _chosen(recipe, setting) if recipe.phase(name).call] if is_written else []
         for name in named:
@@ -93,7 +112,13 @@ def assigned(recipe: Recipe) -> Recipe:
                 f"{given}: phase {phase['name']} starts from step {start['step']} of {start['parent']}, which would stop at step {stop}. "
                 f"Set {phase['name']}.start.step and its learning rate as well."
             )
+    forks = forks_in_force()
     try:
+        for number, phase in enumerate(raw["phases"]):
+            if phase["name"] in forks and "parent" in phase["start"]:
+                changed = [Phase.model_validate(one) for one in raw["phases"][: number + 1]]
+                made = Recipe.model_construct(None, **{**dict(recipe), "phases": tuple(changed)}).changes_of(changed[-1])
+                phase["start"]["declares"] = list(made)
         return Recipe.model_validate(raw)
     except ValidationError as error:
         raise RecipeError(f"{recipe.name} is invalid with {given}: {problems(error, raw)}") from None

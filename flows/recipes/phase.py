@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, ParamSpec
 
 from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
@@ -204,6 +205,12 @@ class Phase(Frozen):
         phase = self.but(order=order)
         phase._call = self._call
         return phase
+
+    def as_branch(self, name: str) -> "Phase":
+        """A copy of the phase as a branch with this name."""
+        copy = self.but(name=name, branch=True)
+        copy._call = self._call and replace(self._call, arguments={**self._call.arguments, "name": name, "branch": True})
+        return copy
 
     @property
     def start_step(self) -> int:

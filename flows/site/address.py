@@ -11,7 +11,7 @@ from phasewise.trainer.base.errors import ConfigError
 Gate = Literal["data", "health", "model"]
 GATES: tuple[Gate, ...] = ("data", "health", "model")
 SCALES = ("proxy", "130m", "370m", "1b", "3b", "full", "own")
-STATIC, DOCS, REPORT, EVIDENCE = "-/static", "-/docs", "-/report", "-/evidence"
+STATIC, DOCS, REPORT, EVIDENCE, EXPERIMENT = "-/static", "-/docs", "-/report", "-/evidence", "-/experiment"
 """Folders of files. No recipe has the name `-`."""
 COMPARISON = "compare/{}/with/{}"
 """Path of an exported comparison of a phase with its parent."""

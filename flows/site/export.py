@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phasewise.flows.site import pages
-from phasewise.flows.site.address import COMPARISON, DOCS, EVIDENCE, REPORT, STATIC, Links
+from phasewise.flows.site.address import COMPARISON, DOCS, EVIDENCE, EXPERIMENT, REPORT, STATIC, Links
 from phasewise.flows.site.shelf import Set
 from phasewise.flows.site.site import Site, check
 from phasewise.flows.site.tables import Asked
@@ -76,6 +76,8 @@ def _files(site: Site, sets: list[Set]) -> Iterator[tuple[str, str | bytes]]:
         report = site.shelf.home.report(found.run_name)
         if (report / "report.html").is_file():
             yield f"{REPORT}/{found.run_name}/report.html", (report / "report.html").read_bytes()
+        for page in sorted(site.shelf.home.experiment(found.run_name, "").glob("*/report.html")):
+            yield f"{EXPERIMENT}/{found.run_name}/{page.parent.name}/{page.name}", page.read_bytes()
         copied = {f"{DOCS}/{found.run_name}": report / "data-docs"}
         names = set(site.shelf.phase_names(found))
         for files in site.shelf.phases(found):

@@ -9,7 +9,7 @@ from phasewise.flows.show.difference import cell_of, fields_of
 from phasewise.flows.site.address import GATES, Gate, Links, PhaseAddress
 from phasewise.flows.site.documents import advice_of, pairs_of, text_page
 from phasewise.flows.site.outcome import NOT_A_PLAN, bits_per_byte, files_of, measured_rows, plan_of, scores_of, topics_of
-from phasewise.flows.site.shelf import PhaseFiles, Set
+from phasewise.flows.site.shelf import PhaseFiles, Set, known
 from phasewise.flows.site.site import ShownState, Site, in_words
 from phasewise.flows.site.tables import Asked, tables_of
 from phasewise.flows.site.training import Training, curves_of, events_of, history_of, roll_backs_of, training_of
@@ -81,6 +81,7 @@ def recipe_page(site: Site, links: Links, found: Set) -> str:
             worst = files, state, next((gate for gate, _ in files.judged if not files.rulings[gate].lets_go_on), None)
             break
     report = site.shelf.home.report(found.run_name)
+    results = sorted(site.shelf.home.experiment(found.run_name, "").glob("*/result.json"))
     return site.render(
         "recipe.html",
         links,
@@ -95,6 +96,7 @@ def recipe_page(site: Site, links: Links, found: Set) -> str:
         forms=site.forms_of(found, EVERY_PHASE) if site.prefect else None,
         plans={files.address.phase: site.plan(found, files.address.phase) for files in phases},
         worst=worst,
+        experiments=[result for path in results if (result := known(site.shelf.files.json(path)))],
         has_report=(report / "report.html").exists(),
         has_docs=(report / "data-docs" / "index.html").exists(),
     )

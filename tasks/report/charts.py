@@ -174,6 +174,33 @@ def curve(title: str, lines: Sequence[Line], *, unit: str = "", note: str = "") 
     return Figure(f"{title}{f', {unit}' if unit else ''}", picture, legend, note, json.dumps(fields, separators=(",", ":")))
 
 
+class Interval(NamedTuple):
+    """A named value with its interval. `place` is the style, as of a `Line`."""
+
+    name: str
+    low: float
+    value: float
+    high: float
+    place: int = 0
+
+
+def intervals(title: str, rows: Sequence[Interval]) -> Figure | None:
+    """Draw differences with their intervals beside a line at zero, a row each, or return None without rows."""
+    if not rows:
+        return None
+    height = 26 * len(rows)
+    axes = Axes((120, 8, 300, height), padded([0.0, *(end for row in rows for end in (row.low, row.high))], 0.08), (len(rows), 0))
+    for tick in ticks(*axes.across, most=4):
+        axes.text((axes.x(tick), axes.top + height + 18), number(tick), anchor="middle")
+        axes.line([[(tick, 0), (tick, len(rows))]], "axis" if tick == 0 else "grid")
+    for at, row in enumerate(rows):
+        axes.line([[(row.low, at + 0.5), (row.high, at + 0.5)]], f"curve place-{row.place}")
+        axes.dots([(row.value, at + 0.5)], f"dot place-{row.place}", 4)
+        axes.text((axes.left - 8, axes.top + 26 * at + 17), cut(row.name, 16), anchor="end")
+    words = ". ".join(f"{row.name} {row.value:.4g}, {row.low:.4g} to {row.high:.4g}" for row in rows)
+    return Figure(title, svg(440, height + 34, [axes], label=f"{title}: {words}"), (), "")
+
+
 def _rounded(points: Iterable[Sequence[float]]) -> list[float]:
     """Return all numbers in a row: whole numbers, and six digits of others."""
     return [int(value) if value == int(value) else float(f"{value:.6g}") for point in points for value in point]

@@ -15,7 +15,7 @@ from phasewise.trainer.checkpoints.files import DIGESTS_NAME, has_its_files, rem
 from phasewise.trainer.process.signals import positive_seconds
 
 PUBLISH_VARIABLE, PUBLISH_SECONDS = "PHASEWISE_PUBLISH_SECONDS", 30.0  # if a machine is lost, the work since its last commit is repeated
-WORKED_ON = ("reports", "runs", "stages", "verdicts")  # the folders of a home with mutable files
+WORKED_ON = ("experiments", "reports", "runs", "stages", "verdicts")  # the folders of a home with mutable files
 TRIES = 5
 CHANGED = "{} changed all the time: what works there? Stop it, and start again on this machine."
 

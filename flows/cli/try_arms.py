@@ -1,0 +1,45 @@
+"""`phasewise try`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import rich.box
+from rich.console import Console
+from rich.table import Table
+
+from phasewise.flows.cli.terminal import print_table, print_words, shown_on_terminal
+from phasewise.flows.experiments.arms import plan_experiment
+from phasewise.flows.experiments.result import PLACES, words_of
+from phasewise.flows.prefect.server import server_for
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.resolved import resolving_once
+from phasewise.trainer.base.wording import decimal
+
+
+@resolving_once()
+def try_target(target: str, scale: Scale, home: str | None, arms: Sequence[str], seeds: int, control: str | None) -> dict[str, Any]:
+    """Train the unfinished runs of an experiment, and return the result in the shape of `--json`."""
+    with shown_on_terminal():
+        experiment = plan_experiment(target, scale, home, arms, seeds, control)
+        resolved, purpose = experiment.resolved, f"`phasewise try {target}`"
+        resolved.home.make_ready()
+        with resolved.held(purpose), server_for(resolved.home, purpose):
+            from phasewise.flows.try_phase import try_phase
+
+            given = (resolved.recipe_name, experiment.phase.name, tuple(arms), seeds, control)
+            return try_phase(*given, scale, str(resolved.home.root), resolved.settings)
+
+
+def print_experiment(result: dict[str, Any]) -> None:
+    """Print the table of differences, and the notes."""
+    console = Console(highlight=False)
+    title = f"{result['recipe']} · {result['scale']} · {result['phase']}"
+    table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, title=title, title_justify="left")
+    for name in ("arm", "measure", "control", "arm − control (95 % interval)", "p, adjusted", "detectable", "shown"):
+        table.add_column(name, no_wrap=True, justify="left" if name in ("arm", "measure", "shown") else "right")
+    for row in result["differences"]:
+        control, *tests = (decimal(row[name], places=PLACES) for name in ("control", "adjusted_p_value", "smallest_detectable"))
+        table.add_row(row["arm"], row["measure"], control, words_of(row), *tests, "yes" if row["is_shown"] else "no")
+    print_table(console, table)
+    for line in (result["headline"], *result["notes"], f"Page: {result['report']}"):
+        print_words(console, line)
