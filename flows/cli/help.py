@@ -5,6 +5,7 @@ GROUPS = {
     "Train": {
         "run": "Train a recipe phase by phase. Resumes unfinished work.",
         "try": "Compare changes of a phase with the phase itself, over seeds.",
+        "figures": "Run figures of the published runs as small experiments.",
         "up": "Start the Prefect server, a worker, the deployments and the page.",
         "status": "Show the state of each phase and the reason for outdated results.",
         "goodput": "Show the use of the wall time of each phase.",

@@ -117,6 +117,22 @@ def try_arms(target: str, scale: Scale | None, home: str | None, as_json: bool, 
 
 
 @main.command()
+@click.argument("names", metavar="[NAME]…", nargs=-1)
+@home_option
+@verbose_option
+@json_option
+def figures(names: tuple[str, ...], home: str | None, as_json: bool) -> None:
+    """Run figures of the published runs as experiments at small scale. Without a NAME, run every figure.
+
+    The line of a figure has the verdict, and the difference of each arm from the control with a 95 % interval. Resumes unfinished work.
+    """
+    from phasewise.flows.cli.try_arms import print_figures, run_figures
+
+    found = run_figures(names, home)
+    print_found({"figures": found}, lambda value: print_figures(value["figures"]), as_json=as_json)
+
+
+@main.command()
 @target_argument()
 @scale_option
 @set_option

@@ -13,6 +13,7 @@ from phasewise.flows.experiments.result import PLACES, words_of
 from phasewise.flows.prefect.server import server_for
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import resolving_once
+from phasewise.tasks.home import Home
 from phasewise.trainer.base.wording import decimal
 
 
@@ -28,6 +29,23 @@ def try_target(target: str, scale: Scale, home: str | None, arms: Sequence[str],
 
             given = (resolved.recipe_name, experiment.phase.name, tuple(arms), seeds, control)
             return try_phase(*given, scale, str(resolved.home.root), resolved.settings)
+
+
+def run_figures(names: Sequence[str], home: str | None) -> list[dict[str, Any]]:
+    """Run the named figures, by default every figure, and return the results. Finished runs are reused."""
+    from phasewise.flows.experiments.figures import declared_figures, find_figure, run_figure
+
+    figures = [find_figure(name) for name in names or declared_figures()]
+    with shown_on_terminal(), resolving_once():
+        opened = Home.open(home)
+        with opened.held("`phasewise figures`"), server_for(opened, "`phasewise figures`"):
+            return [run_figure(figure, opened) for figure in figures]
+
+
+def print_figures(results: Sequence[dict[str, Any]]) -> None:
+    """Print a line for each figure."""
+    for result in results:
+        print_words(Console(highlight=False), f"{result['name'].removeprefix('figure-')}: {result['headline']}")
 
 
 def print_experiment(result: dict[str, Any]) -> None:

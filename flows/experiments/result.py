@@ -115,7 +115,7 @@ def figures_of(result: Mapping[str, Any], home: Home, column: str = "loss") -> l
     return [figure for figure in found if figure]
 
 
-def write_experiment(result: dict[str, Any], home: Home, figures: Sequence[Figure], **said: Any) -> dict[str, Any]:
+def write_experiment(result: dict[str, Any], home: Home, figures: Sequence[Figure]) -> dict[str, Any]:
     """Write result, page and pictures to the home, and return the result with the page's path. The sealed result is written last."""
     folder = home.experiment(f"{result['recipe']}-{result['scale']}", result["name"])
     style = static_files()[STYLE_SHEET].decode()
@@ -123,7 +123,7 @@ def write_experiment(result: dict[str, Any], home: Home, figures: Sequence[Figur
         picture = figure.svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", f"><style>{style}</style>", 1)
         write_atomically(folder / f"{number}.svg", picture.encode())
     rows = [(row, words_of(row)) for row in result["differences"]]
-    page = environment().get_template("experiment.html").render(result=result, rows=rows, figures=figures, said=said)
+    page = environment().get_template("experiment.html").render(result=result, rows=rows, figures=figures)
     write_atomically(folder / PAGE, page.encode())
     write_sealed(folder / RESULT_NAME, result)
     return {**result, "report": str(folder / PAGE)}

@@ -1,0 +1,49 @@
+"""The figures of the published runs: every declaration can be planned, and measures of made-up curves are as computed by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasewise.flows.experiments.arms import plan_experiment
+from phasewise.flows.experiments.figures import Measure, declared_figures, find_figure, target_of
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.metrics import TABLE
+
+ROWS: list[dict[str, Any]] = [
+    {"step": step, "loss": 3.0 - 0.01 * step + (5.0 if step == 30 else 0.001 * (step % 3))} for step in range(1, 41)
+]
+ROWS[9]["loss"] = None
+
+
+@pytest.mark.parametrize("name", declared_figures())
+def test_every_figure_can_be_planned(name: str, tmp_path: Path):
+    figure = find_figure(name)
+    recipe, phase, scale = target_of(figure)
+    planned = plan_experiment(f"{recipe}/{phase}", scale, str(tmp_path), figure.arms, figure.seeds)
+    assert figure.seeds >= 3
+    assert all(len(arm.runs) == figure.seeds and arm.variables for arm in planned.arms[1:])
+    columns = {metric.name.partition("/")[0] for metric in TABLE}
+    assert {one.partition("/")[0] for one in (figure.column, figure.measure.column)} <= columns
+    first, last = figure.measure.steps
+    assert planned.phase.start_step < first <= last <= planned.phase.stop_step
+
+
+@pytest.mark.parametrize(
+    ("measure", "expected"),
+    [
+        ({"of": "mean", "steps": (8, 12)}, (2.922 + 2.91 + 2.892 + 2.88) / 4),  # one value is missing
+        ({"of": "change", "steps": (12, 12), "before": (3, 3)}, -0.09),
+        ({"of": "slope", "steps": (11, 28)}, -1.0),
+        ({"of": "spikes", "steps": (5, 40)}, 1),
+        ({"of": "mean", "steps": (50, 60)}, None),
+    ],
+)
+def test_a_measure_is_as_computed_by_hand(measure: dict[str, object], expected: float | None):
+    found = Measure.model_validate({"column": "loss", **measure}).value(ROWS)
+    assert found == (expected if expected is None else pytest.approx(expected, abs=0.01))
+
+
+def test_an_unknown_figure_is_refused():
+    with pytest.raises(ConfigError, match="no figure is called 'ema', did you mean ema-gap"):
+        find_figure("ema")
