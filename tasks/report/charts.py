@@ -189,14 +189,15 @@ def intervals(title: str, rows: Sequence[Interval]) -> Figure | None:
     if not rows:
         return None
     height = 26 * len(rows)
-    axes = Axes((120, 8, 300, height), padded([0.0, *(end for row in rows for end in (row.low, row.high))], 0.08), (len(rows), 0))
+    axes = Axes((120, 8, 300, height), padded([0.0, *(end for row in rows for end in (row.low, row.high))], 0.08), (0, len(rows)))
     for tick in ticks(*axes.across, most=4):
         axes.text((axes.x(tick), axes.top + height + 18), number(tick), anchor="middle")
         axes.line([[(tick, 0), (tick, len(rows))]], "axis" if tick == 0 else "grid")
     for at, row in enumerate(rows):
-        axes.line([[(row.low, at + 0.5), (row.high, at + 0.5)]], f"curve place-{row.place}")
-        axes.dots([(row.value, at + 0.5)], f"dot place-{row.place}", 4)
-        axes.text((axes.left - 8, axes.top + 26 * at + 17), cut(row.name, 16), anchor="end")
+        up = len(rows) - at - 0.5
+        axes.line([[(row.low, up), (row.high, up)]], f"whisker place-{row.place}")
+        axes.dots([(row.value, up)], f"dot place-{row.place}", 4)
+        axes.text((axes.left - 8, axes.y(up) + 4), cut(row.name, 16), anchor="end")
     words = ". ".join(f"{row.name} {row.value:.4g}, {row.low:.4g} to {row.high:.4g}" for row in rows)
     return Figure(title, svg(440, height + 34, [axes], label=f"{title}: {words}"), (), "")
 
