@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from phasewise.flows.checks import check_declared, check_installed_sinks, check_meshes, check_slices, check_sources
 from phasewise.flows.plan import build_run, data_plan, stand_ins_of, start_of
 from phasewise.flows.recipes import FILE, at_scale, load_written, split_target
-from phasewise.flows.recipes.assignments import assigned, forked, set_phases, settings_in_force
+from phasewise.flows.recipes.assignments import assigned, forked, settings_in_force
 from phasewise.flows.recipes.feasibility import check_feasible, check_mixtures
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Recipe, Scale
@@ -108,15 +108,13 @@ def home_in_trial(home: Home, target: str, scale: Scale) -> Home:
 def with_trial(home: Home, recipe: Recipe, changed: Recipe) -> Home:
     """The home with a trial folder for each phase whose training settings change, named by settings and ancestors.
 
-    A current setting of `PHASE.NAME` also gives a trial if its value is the recipe's, so that no trial replaces a run of the recipe. A fork
-    is always a trial. Changes of execution, evaluation and gates keep the folder, because they change no training.
+    A fork is always a trial. Changes of execution, evaluation and gates keep the folder, because they change no training.
     """
     before = {phase.name: _key(recipe, phase) for phase in recipe.phases}
-    named = set_phases(recipe)
     trials: list[tuple[str, str]] = []
     for phase in changed.phases:
         key = _key(changed, phase)
-        if key != before.get(phase.name) or not named.isdisjoint({phase.name, *(one.name for one in changed.ancestors(phase))}):
+        if key != before.get(phase.name):
             trials.append((phase.name, f"{phase.name}{TRIAL}{key[:8]}"))
     return replace(home, trials=tuple(trials))
 

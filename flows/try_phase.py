@@ -45,7 +45,14 @@ def try_phase(
     """
     experiment = plan_experiment(f"{recipe}/{phase}", scale, home, arms, seeds, control)
     result = measure_experiment(experiment, train_arms(experiment))
-    return publish_experiment(experiment, write_experiment(result, experiment.resolved.home, figures_of(result, experiment.resolved.home)))
+    result = write_experiment(result, experiment.resolved.home, figures_of(result, experiment.resolved.home))
+    run_name = experiment.resolved.recipe.run_name
+    page = site_address("-", "experiment", run_name, experiment.name, PAGE) or result["report"]
+    shown = ("arm", "measure", "adjusted_p_value", "smallest_detectable", "is_shown")
+    rows = [{**{name: row[name] for name in shown}, "difference": words_of(row)} for row in result["differences"]]
+    create_table_artifact(rows, key=f"{run_name}-{phase}-experiment", description=f"[{result['headline']}]({page})")
+    say(f"{phase}: {result['headline']}", on_top=True)
+    return result
 
 
 def train_arms(experiment: Experiment) -> dict[str, str]:
@@ -76,14 +83,3 @@ def train_arms(experiment: Experiment) -> dict[str, str]:
                 refusals[run.folder] = str(refusal)
                 say(f"{arm.name}, seed {run.seed}: {str(refusal).splitlines()[0]}", on_top=True)
     return refusals
-
-
-def publish_experiment(experiment: Experiment, result: dict[str, Any]) -> dict[str, Any]:
-    """Show the table and the address of the page in Prefect, and return the result."""
-    run_name = experiment.resolved.recipe.run_name
-    shown = ("arm", "measure", "adjusted_p_value", "smallest_detectable", "is_shown")
-    rows = [{**{name: row[name] for name in shown}, "difference": words_of(row)} for row in result["differences"]]
-    page = site_address("-", "experiment", run_name, experiment.name, PAGE) or result["report"]
-    create_table_artifact(rows, key=f"{run_name}-{experiment.phase.name}-experiment", description=f"[{result['headline']}]({page})")
-    say(f"{experiment.phase.name}: {result['headline']}", on_top=True)
-    return result

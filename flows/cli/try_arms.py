@@ -14,7 +14,8 @@ from phasewise.flows.prefect.server import server_for
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import resolving_once
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.wording import decimal
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.wording import decimal, near
 
 
 @resolving_once()
@@ -33,9 +34,12 @@ def try_target(target: str, scale: Scale, home: str | None, arms: Sequence[str],
 
 def run_figures(names: Sequence[str], home: str | None) -> list[dict[str, Any]]:
     """Run the named figures, by default every figure, and return the results. Finished runs are reused."""
-    from phasewise.flows.experiments.figures import declared_figures, find_figure, run_figure
+    from phasewise.flows.experiments.figures import declared_figures, run_figure
 
-    figures = [find_figure(name) for name in names or declared_figures()]
+    known = declared_figures()
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"no figure is called {unknown[0]!r}, {near(unknown[0], list(known))}")
+    figures = [known[name] for name in names or known]
     with shown_on_terminal(), resolving_once():
         opened = Home.open(home)
         with opened.held("`phasewise figures`"), server_for(opened, "`phasewise figures`"):

@@ -12,15 +12,14 @@ from phasewise.flows.experiments.result import figures_of, test_arms, words_of, 
 from phasewise.flows.recipes import default_scale, load_written
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.run_folder import RunFolder
-from phasewise.trainer.base.wording import near
 from phasewise.trainer.metrics import Row, read_metrics
 
 HERE = Path(__file__).parent
 OWN_RECIPE = "figures"
-SPIKE_DEVIATIONS, SPIKE_WINDOW = 5.0, 20
+SPIKE_DEVIATIONS, SPIKE_WINDOW = 7.5, 20
+"""Median absolute deviations above the median of the window, five standard deviations of normal values."""
 Steps = tuple[int, int]
 
 
@@ -34,26 +33,20 @@ class Measure(Frozen):
 
     def value(self, rows: list[Row]) -> float | None:
         """The measure of a run, or None without a finite value in these steps. A slope is per 100 steps."""
-        stretches = [
-            [(row["step"], row[self.column]) for row in _within(rows, self.column, steps)] for steps in (self.steps, self.before) if steps
-        ]
-        if not all(stretches):
+        known = np.array([(row["step"], row[self.column]) for row in rows if row.get(self.column) is not None], np.float64).reshape(-1, 2)
+        stretches = [known[(known[:, 0] >= steps[0]) & (known[:, 0] <= steps[1])] for steps in (self.steps, self.before or self.steps)]
+        stretches = [one[np.isfinite(one[:, 1])] for one in stretches]
+        if not all(map(len, stretches)):
             return None
-        steps, values = np.array(stretches[0], np.float64).T
+        (steps, values), (_, before) = (one.T for one in stretches)
         if self.of == "slope":
             return float(100 * np.polyfit(steps, values, 1)[0])
         if self.of == "spikes":
-            found = 0
-            for at in range(SPIKE_WINDOW, len(values)):
-                window = values[at - SPIKE_WINDOW : at]
-                middle = float(np.median(window))
-                found += values[at] > middle + SPIKE_DEVIATIONS * 1.4826 * float(np.median(np.abs(window - middle)))
-            return float(found)
-        return float(values.mean() - (np.array(stretches[1])[:, 1].mean() if self.of == "change" else 0.0))
-
-
-def _within(rows: list[Row], column: str, steps: Steps) -> list[Row]:
-    return [row for row in rows if steps[0] <= row["step"] <= steps[1] and row.get(column) is not None and np.isfinite(row[column])]
+            windows = np.lib.stride_tricks.sliding_window_view(values, SPIKE_WINDOW)[:-1]
+            middle = np.median(windows, axis=1)
+            spread = np.median(np.abs(windows - middle[:, None]), axis=1)
+            return float((values[SPIKE_WINDOW:] > middle + SPIKE_DEVIATIONS * spread).sum())
+        return float(values.mean() - (before.mean() if self.of == "change" else 0.0))
 
 
 class FigureExperiment(Frozen):
@@ -76,13 +69,6 @@ def declared_figures() -> dict[str, FigureExperiment]:
     """The figures of `figures.yaml` by name."""
     entries = yaml.safe_load((HERE / "figures.yaml").read_text(encoding="utf-8"))
     return {one.name: one for one in map(FigureExperiment.model_validate, entries)}
-
-
-def find_figure(name: str) -> FigureExperiment:
-    """Find a figure by name, or raise ConfigError."""
-    if name not in (known := declared_figures()):
-        raise ConfigError(f"no figure is called {name!r}, {near(name, list(known))}")
-    return known[name]
 
 
 def target_of(figure: FigureExperiment) -> tuple[str, str, Scale]:

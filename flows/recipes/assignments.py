@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from phasewise.flows.recipes.feasibility import phases_without_order, with_blocks
-from phasewise.flows.recipes.phase import OWN, FromScratch, Phase
+from phasewise.flows.recipes.phase import FromScratch, Phase
 from phasewise.flows.recipes.problems import problems
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.written import rewrite_schedule, schedule_arguments
@@ -29,7 +29,6 @@ NOT_SET = {"phases": "name a phase: PHASE.FIELD=VALUE", "scale": "use --scale"}
 SEED, PEAK, FORK = "seed", "peak", "fork"
 """`seed` sets the seed of the weights and of the data order. `fork` names a copy of the phase."""
 NOT_OF_CALL = ("name", "start", "parent", "slice")
-OF_NO_TRAINING = (*NOT_OF_CALL, "declares", "evaluation", "gates", "instrumentation", "execution", *OWN, "branch")
 Raw = dict[str, Any]
 Settings = tuple[str, ...]
 
@@ -131,12 +130,6 @@ def names_of_call(phase: Phase) -> tuple[str, ...]:
     arguments = phase.call.arguments
     names = [*arguments, *Phase.model_fields, *schedule_arguments(arguments.get("learning_rate")), SEED]
     return tuple(name for name in dict.fromkeys(names) if name not in NOT_OF_CALL)
-
-
-def set_phases(recipe: Recipe) -> frozenset[str]:
-    """The phases of which the current settings name an argument or a field that decides training."""
-    named = [one for one in map(_parse, settings_in_force()) if len(one.path) == 1 and one.path[0] not in OF_NO_TRAINING]
-    return frozenset(name for one in named for name in _chosen(recipe, one))
 
 
 def _parse(setting: str) -> Setting:

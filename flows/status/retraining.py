@@ -143,14 +143,14 @@ def extend_phases(resolved: Resolved, names: Iterable[str]) -> None:
         run_identity.extend_run(run)
 
 
-def check_replaced(resolved: Resolved, found: Sequence[Replaced], retrain: Collection[str], *, asks_always: bool = False) -> None:
-    """Raise WouldReplace for replaced work, except for phases in `retrain`, their descendants, and without `asks_always` little work."""
+def check_replaced(resolved: Resolved, found: Sequence[Replaced], retrain: Collection[str]) -> None:
+    """Raise WouldReplace for replaced work, except for phases in `retrain`, their descendants, and little work."""
     recipe = resolved.recipe
     ancestors = {one.phase: {before.name for before in recipe.ancestors(recipe.phase(one.phase))} for one in found}
     seconds = [one.seconds for one in found]
     is_little = recipe.scale != "full" and sum(second or 0.0 for second in seconds) < MAX_SECONDS_UNASKED and None not in seconds
     unasked = [one for one in found if one.phase not in retrain and ancestors[one.phase].isdisjoint(retrain)]
-    if not unasked or (is_little and not asks_always):
+    if not unasked or is_little:
         return
     names = [one.phase for one in unasked]
     first = [name for name in names if ancestors[name].isdisjoint(names)]

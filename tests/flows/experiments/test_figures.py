@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from phasewise.flows.cli.try_arms import run_figures
 from phasewise.flows.experiments.arms import plan_experiment
-from phasewise.flows.experiments.figures import Measure, declared_figures, find_figure, target_of
+from phasewise.flows.experiments.figures import Measure, declared_figures, target_of
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.metrics import TABLE
 
@@ -18,7 +19,7 @@ ROWS[9]["loss"] = None
 
 @pytest.mark.parametrize("name", declared_figures())
 def test_every_figure_can_be_planned(name: str, tmp_path: Path):
-    figure = find_figure(name)
+    figure = declared_figures()[name]
     recipe, phase, scale = target_of(figure)
     planned = plan_experiment(f"{recipe}/{phase}", scale, str(tmp_path), figure.arms, figure.seeds)
     assert figure.seeds >= 3
@@ -46,4 +47,4 @@ def test_a_measure_is_as_computed_by_hand(measure: dict[str, object], expected: 
 
 def test_an_unknown_figure_is_refused():
     with pytest.raises(ConfigError, match="no figure is called 'ema', did you mean ema-gap"):
-        find_figure("ema")
+        run_figures(["ema"], None)

@@ -196,14 +196,14 @@ def test_a_block_follows_from_the_batch_and_the_shares_of_all_phases(file: Path,
     assert [phase.order.block_sequences for phase in recipe.phases] == blocks
 
 
-def test_a_named_argument_is_a_trial_also_with_the_value_of_the_recipe(file: Path, tmp_path: Path):
+def test_an_argument_with_the_value_of_the_recipe_is_no_trial(file: Path, tmp_path: Path):
     def trials(*settings: str) -> set[str]:
         with allow_code(), setting(settings):
             return {phase for phase, _ in resolve(f"{file}:TWO", "own", str(tmp_path))[0].home.trials}
 
-    assert trials("peak=2e-3") == trials("seed=0") == {"warm-up", "cooldown"}
-    assert trials("cooldown.peak=2e-3") == {"cooldown"}
-    assert trials() == trials("cooldown.slice=local") == set()
+    assert trials("peak=3e-3") == trials("seed=1") == {"warm-up", "cooldown"}
+    assert trials("cooldown.floor=1e-6") == {"cooldown"}
+    assert trials() == trials("cooldown.slice=local") == trials("peak=2e-3") == trials("seed=0") == set()
 
 
 def test_a_setting_is_another_recipe_and_stays_with_what_was_resolved(tmp_path: Path):
