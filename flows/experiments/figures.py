@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import yaml
 
-from phasewise.flows.experiments.result import figures_of, test_arms, words_of, write_experiment
+from phasewise.flows.experiments.result import compare_arms, figures_of, words_of, write_experiment
 from phasewise.flows.recipes import default_scale, load_written
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.tasks.home import Home
@@ -92,7 +92,7 @@ def run_figure(figure: FigureExperiment, home: Home) -> dict[str, Any]:
     for run in (run for arm in result["arms"] for run in arm["runs"]):
         value = figure.measure.value(read_metrics(RunFolder(home.work / run["folder"]).metrics))
         run["measures"] = {} if value is None else {named: value}
-    rows = test_arms(result["arms"], {})
+    rows = compare_arms(result["arms"], {})
     sign = 1 if figure.expected == "higher" else -1
     appears = bool(rows) and all(row["is_shown"] and sign * row["difference"] > 0 for row in rows)
     verdict = {"figure": figure.figure, "statement": figure.statement, "source": figure.source, "expected": figure.expected}

@@ -49,14 +49,14 @@ def measure_experiment(experiment: Experiment, refusals: Mapping[str, str]) -> d
         arms.append({**{name: getattr(arm, name) for name in fields}, "refusal": arm.refusal or None, "runs": runs})
     recipe, seeds = experiment.resolved.recipe, len(arms[0]["runs"])
     known = {"recipe": recipe.name, "scale": recipe.scale, "phase": experiment.phase.name, "name": experiment.name, "seeds": seeds}
-    differences = test_arms(arms, evaluations)
+    differences = compare_arms(arms, evaluations)
     shown = [f"{row['arm']} {row['measure']} {signed(row['difference'], places=PLACES)}" for row in differences if row["is_shown"]]
     words = f"{len(shown)} of {plural(len(differences), 'difference')} shown{f': {name_some(shown, 4)}' if shown else ''}."
     notes = notes_of(experiment.arms, arms)
     return known | {"error_rate": ERROR_RATE, "arms": arms, "differences": differences, "headline": words, "notes": notes}
 
 
-def test_arms(arms: Sequence[Mapping[str, Any]], evaluations: Evaluations) -> list[dict[str, Any]]:
+def compare_arms(arms: Sequence[Mapping[str, Any]], evaluations: Evaluations) -> list[dict[str, Any]]:
     """Return a row for each arm and measure. Replicates without a pair are left out, except if the data order is the variable."""
     tests: list[Measured] = []
     control, *others = arms
