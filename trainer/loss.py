@@ -20,13 +20,16 @@ Targets = Bool[Array, "b t"]
 
 
 class LossSums(NamedTuple):
-    """Sums over predicted tokens in nats. Parts of a batch add up before one division."""
+    """Sums over predicted tokens in nats. Parts of a batch add up before one division.
+
+    `rows`: cross-entropy and number of predicted tokens of each row, in the order of the batch.
+    """
 
     cross_entropy: Float[Array, ""]
     squared_log_z: Float[Array, ""]
     tokens: Float[Array, ""]
     routing: Routing | None = None
-    part_losses: Float[Array, " n"] | None = None  # mean of each part, NaN if it predicts nothing
+    rows: Float[Array, "2 b"] | None = None
 
 
 Objective = Callable[..., tuple[Float[Array, ""], LossSums]]
@@ -69,10 +72,9 @@ def mean_gradients(
         tokens, segment_ids, *targets = rows
         return jax.grad(objective, has_aux=True)(params, tokens, segment_ids, z_loss, *targets, *of_batch)
 
-    def add(total: tuple[Params, LossSums], part: Rows) -> tuple[tuple[Params, LossSums], Float[Array, ""]]:
-        found = gradients(part)
-        loss = jnp.where(found[1].tokens > 0, found[1].cross_entropy / found[1].tokens, jnp.nan)
-        return jax.tree.map(jnp.add, total, found), loss
+    def add(total: tuple[Params, LossSums], part: Rows) -> tuple[tuple[Params, LossSums], Float[Array, "2 b"] | None]:
+        grads, sums = gradients(part)
+        return jax.tree.map(jnp.add, total, (grads, sums._replace(rows=None))), sums.rows
 
     with jax.numpy_dtype_promotion("strict"):
         of_batch = ()
@@ -88,10 +90,10 @@ def mean_gradients(
             size = microbatch_sequences
             in_turn = jax.tree.map(lambda x: x.reshape(size, len(x) // size, -1).swapaxes(0, 1), rows)
             parts = jax.tree.map(lambda x: constrain(x, None, "batch", "position"), in_turn)
-            one = jax.eval_shape(gradients, jax.tree.map(lambda part: part[0], parts))
-            start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
-            (summed, sums), part_losses = jax.lax.scan(add, start, parts)
-            sums = sums._replace(part_losses=part_losses)
+            grads, of_part = jax.eval_shape(gradients, jax.tree.map(lambda part: part[0], parts))
+            start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (grads, of_part._replace(rows=None)))
+            (summed, sums), of_rows = jax.lax.scan(add, start, parts)
+            sums = sums._replace(rows=None if of_rows is None else of_rows.transpose(1, 2, 0).reshape(2, -1))
     return sums, optax.tree.scale(1.0 / jnp.maximum(sums.tokens, 1.0), summed)
 
 
@@ -148,13 +150,19 @@ def _logits(chunk: Chunks, head: Float[Array, "d v"]) -> tuple[Float[Array, "b c
 def _objective(chunks: Chunks, head: Float[Array, "d v"], z_loss: Float[Array, ""]) -> tuple[Float[Array, ""], LossSums]:
     head = head.astype(chunks.hidden.dtype)
 
-    def measure(chunk: Chunks) -> tuple[Array, Array]:
+    def measure(chunk: Chunks) -> tuple[Array, Array, Array]:
         logits, _, chosen = _logits(chunk, head)
         log_z = jax.nn.logsumexp(logits, axis=-1)
-        return jnp.sum(chunk.weights * (log_z - chosen)), jnp.sum(chunk.weights * log_z**2)
+        losses = chunk.weights * (log_z - chosen)
+        return jnp.sum(losses), jnp.sum(chunk.weights * log_z**2), jnp.sum(losses, axis=1)
 
-    cross_entropy, squared_log_z = (jnp.sum(part) for part in jax.lax.map(measure, chunks))
-    return cross_entropy + z_loss * squared_log_z, LossSums(cross_entropy, squared_log_z, jnp.sum(chunks.weights))
+    cross_entropy, squared_log_z, of_rows = (jnp.sum(part, axis=0) for part in jax.lax.map(measure, chunks))
+    return cross_entropy + z_loss * squared_log_z, _sums(chunks, cross_entropy, squared_log_z, of_rows)
+
+
+def _sums(chunks: Chunks, cross_entropy: Array, squared_log_z: Array, of_rows: Array) -> LossSums:
+    rows = jnp.stack([of_rows, jnp.sum(chunks.weights, axis=(0, 2))])
+    return LossSums(cross_entropy, squared_log_z, jnp.sum(chunks.weights), rows=rows)
 
 
 def _objective_forward(
@@ -162,26 +170,27 @@ def _objective_forward(
 ) -> tuple[tuple[Float[Array, ""], LossSums], Gradients]:
     """The objective and its gradients. With the softmax p: ∂/∂logits = weight · ((1 + 2 · z_loss · log_z) · p - [is target])."""
     narrow = head.astype(chunks.hidden.dtype)
-    nothing = jnp.zeros(())
 
-    def add(total: tuple[Array, Array, Array], chunk: Chunks) -> tuple[tuple[Array, Array, Array], Array]:
+    def add(total: tuple[Array, Array, Array, Array], chunk: Chunks) -> tuple[tuple[Array, Array, Array, Array], Array]:
         logits, is_target, chosen = _logits(chunk, narrow)
         weights = chunk.weights
         largest = jnp.max(logits, axis=-1)
         exponentials = jnp.exp(logits - largest[..., None])
         normalizer = jnp.sum(exponentials, axis=-1)
         log_z = largest + jnp.log(normalizer)
-        cross_entropy, squared_log_z = jnp.sum(weights * (log_z - chosen)), jnp.sum(weights * log_z**2)
+        losses = weights * (log_z - chosen)
+        found = jnp.sum(losses), jnp.sum(weights * log_z**2), jnp.sum(losses, axis=1)
         share = weights * (1 + 2 * z_loss * log_z) / normalizer
         of_logits = share[..., None] * exponentials - jnp.where(is_target, weights[..., None], jnp.float32(0))
         of_logits = of_logits.astype(narrow.dtype)
         of_hidden = jnp.einsum("bcv,dv->bcd", of_logits, narrow)
         of_head = jnp.einsum("bcd,bcv->dv", chunk.hidden, of_logits, preferred_element_type=jnp.float32)
-        return (total[0] + cross_entropy, total[1] + squared_log_z, total[2] + of_head), of_hidden
+        return jax.tree.map(jnp.add, total, (*found, of_head)), of_hidden
 
-    start = nothing, nothing, jnp.zeros(head.shape, jnp.float32)
-    (cross_entropy, squared_log_z, of_head), of_hidden = jax.lax.scan(add, start, chunks)
-    sums = LossSums(cross_entropy, squared_log_z, jnp.sum(chunks.weights))
+    nothing = jnp.zeros(())
+    start = nothing, nothing, jnp.zeros(chunks.weights.shape[1]), jnp.zeros(head.shape, jnp.float32)
+    (cross_entropy, squared_log_z, of_rows, of_head), of_hidden = jax.lax.scan(add, start, chunks)
+    sums = _sums(chunks, cross_entropy, squared_log_z, of_rows)
     return (cross_entropy + z_loss * squared_log_z, sums), (of_hidden, of_head.astype(head.dtype), squared_log_z)
 
 

@@ -52,7 +52,12 @@ _FULL_WINDOW = "with enough values in the window"
 TABLE: tuple[Metric, ...] = (
     Metric("step", "updates", "updates so far, including this update"),
     Metric("loss", "nats per token", "cross-entropy of the batch, before the update, without z-loss"),
-    Metric("batch_het", "nats per token", "largest loss of a micro-batch minus mean over micro-batches (BatchHet)", "with micro-batches"),
+    Metric(
+        "batch_het",
+        "nats per token",
+        "largest loss of a part of the batch minus mean over parts (BatchHet)",
+        "with micro-batches or a mesh",
+    ),
     Metric("log_z_squared", "nats²", "mean square of the log partition function, the quantity that z-loss weights"),
     *(
         metric

@@ -1,4 +1,4 @@
-"""Rows of `metrics.jsonl` from the measurements of an update, and copies in TensorBoard, Weights & Biases and MLflow.
+"""Rows of `metrics.jsonl` from the measurements of an update, losses of its rows, and copies in TensorBoard, Weights & Biases and MLflow.
 
 Every copy has one point per step, also in a resumed run.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.base.errors import TakenOver, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import AdamC, RunConfig
@@ -32,6 +32,7 @@ from phasewise.trainer.model.params import expert_layers
 from phasewise.trainer.model.router import RoutingMetrics
 from phasewise.trainer.process.distributed import is_first
 from phasewise.trainer.process.lease import Alone
+from phasewise.trainer.row_losses import RowLossesFile
 from phasewise.trainer.state import groups, slot_names
 from phasewise.trainer.step import StepMetrics
 
@@ -64,11 +65,13 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._peak = peak_flops(jax.devices()[0].device_kind, run.model.compute_dtype)
         self._groups, self._slots, self._expert_layers = groups(run.model), slot_names(run.model), expert_layers(run.model)
         self._file: MetricsFile | None = None
+        self._row_losses: RowLossesFile | None = None
         self._sinks: list[Sink] = []
         path = RunFolder(run.output).metrics
         if is_first():  # all processes have the same values, and all of them stop at NaN
             with alone():
                 self._file = MetricsFile(path, restored_step=restored_step)
+                self._row_losses = RowLossesFile(RunFolder(run.output).row_losses, restored_step=restored_step)
             self._sinks = open_sinks(run)
             send(self._sinks, self._file.kept)
         self._max_loss = run.recovery.max_loss if run.recovery else None
@@ -78,6 +81,10 @@ class Recorder(AbstractContextManager["Recorder"]):
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
+        if self._row_losses is not None:
+            with suppress(TakenOver, OSError):
+                self._check()
+                self._row_losses.write()
         for sink in self._sinks:
             sink.close()
 
@@ -115,6 +122,8 @@ class Recorder(AbstractContextManager["Recorder"]):
                     row["mfu"] = flops / seconds / (self._peak * run.execution.mesh.devices)
             self._check()
             self._file.append(row)
+            if self._row_losses is not None and measured.row_losses is not None:
+                self._row_losses.append(step, np.asarray(measured.row_losses))
             send(self._sinks, [row])
         for name in MUST_BE_FINITE if not values.get("skipped") else ("param_norm",):
             if not math.isfinite(values[name]):
@@ -131,6 +140,8 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     def flush(self) -> str | None:
         """Sync the rows to disk before the next checkpoint, and return their digest (None in other processes than the first)."""
+        if self._row_losses is not None:
+            self._row_losses.write(sync=True)
         return None if self._file is None else self._file.flush()
 
 
@@ -160,7 +171,7 @@ def values_of(measured: StepMetrics, slots: Sequence[str] = (), *, groups: Seque
 
     `X_norms` has one norm per name of `groups`, `X_slots` one norm per name of `slots`. Without `slots`, `X_slots` are not fetched.
     """
-    numbers = {name: value for name, value in measured._asdict().items() if value is not None and name != "routing"}
+    numbers = {name: value for name, value in measured._asdict().items() if value is not None and name not in ("routing", "row_losses")}
     wanted = {name: value for name, value in numbers.items() if slots or not name.endswith("_slots")}
     fetched: list[Any] = jax.device_get(list(wanted.values()))
     values: dict[str, float] = {}

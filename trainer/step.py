@@ -1,5 +1,6 @@
 """One update as pure maths, compiled once per batch shape. Scheduled values are arguments."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from phasewise.trainer.model.decoder import head_weight, run_layers
 from phasewise.trainer.model.params import Params, param_specs
 from phasewise.trainer.model.router import RoutingMetrics, measure_routing, move_biases
 from phasewise.trainer.optimizer import build_optimizer, moments
-from phasewise.trainer.sharding import compile_step, constrain
+from phasewise.trainer.sharding import BATCH_AXES, compile_step, constrain
 from phasewise.trainer.state import TrainState, norms_of, slot_squares
 
 Scalar = Float[Array, ""]
@@ -58,6 +59,7 @@ class StepMetrics(NamedTuple):
     ema_distance: Scalar | None
     routing: RoutingMetrics | None
     counted_tokens: Scalar | None = None
+    row_losses: Float[Array, " b"] | None = None  # nats per token in the order of the batch, NaN for a row without predicted tokens
 
 
 def build_train_step(
@@ -118,7 +120,7 @@ def build_train_step(
         distance = None if after.ema is None else optax.tree.norm(optax.tree.sub(after.params, after.ema))
         return after, StepMetrics(
             loss=loss,
-            batch_het=None if sums.part_losses is None else jnp.nanmax(sums.part_losses) - jnp.nanmean(sums.part_losses),
+            batch_het=batch_het(sums.rows, parts, mesh),
             log_z_squared=sums.squared_log_z / sums.tokens,
             grad_clip_factor=grad_clip_factor,
             rms_clip_factor=rms_clip_factor,
@@ -131,10 +133,25 @@ def build_train_step(
             ema_distance=None if distance is None else distance / optax.tree.norm(after.params),
             routing=None if sums.routing is None else measure_routing(sums.routing, model),
             counted_tokens=None if targets is None else sums.tokens,
+            row_losses=None if sums.rows is None else sums.rows[0] / sums.rows[1],
             **norms_of(squares, model),
         )
 
     return compile_step(train_step, model, mesh)
+
+
+def batch_het(rows: Float[Array, "2 b"] | None, part: int | None, mesh: jax.sharding.Mesh | None) -> Scalar | None:
+    """Return BatchHet (Trinity report, eq. 40): the largest loss of a micro-batch, or of a device's rows, minus the mean.
+
+    None for one part. A micro-batch has every nth row (`mean_gradients`), and a device has neighbours.
+    """
+    devices = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    if rows is None or (devices == 1 and (part is None or rows.shape[1] <= part)):
+        return None
+    is_cut = part is not None and rows.shape[1] > part
+    sums = rows.reshape(2, part, -1).sum(1) if is_cut else rows.reshape(2, devices, -1).sum(2)
+    losses = sums[0] / sums[1]
+    return jnp.nanmax(losses) - jnp.nanmean(losses)
 
 
 def build_objective(model: ModelConfig, execution: Execution) -> Objective:

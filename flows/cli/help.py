@@ -24,6 +24,7 @@ GROUPS = {
         "data": "Build token caches, or compare them with their sources.",
         "scan": "Search files and token caches for benchmark items.",
         "trace": "Show the training text of a step, or the steps that train on a text.",
+        "why": "Rank the causes of a step's loss: rows, layers, changes.",
         "order": "Measure the mixing of a permutation.",
         "tokenizer": "Train, truncate and compare tokenizers.",
     },

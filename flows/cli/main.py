@@ -511,6 +511,30 @@ def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int,
 
 
 @main.command()
+@target_argument("RECIPE/PHASE")
+@click.option("--step", type=click.IntRange(min=1), required=True, metavar="N", help="Explain the loss of this step.")
+@click.option("--replay", "replays", is_flag=True, help="Also train the step again from a checkpoint, with each layer frozen in turn.")
+@scale_option
+@set_option
+@home_option
+@json_option
+def why(target: str, scale: Scale, home: str | None, as_json: bool, step: int, *, replays: bool) -> None:
+    """Rank the causes of a step's loss: rows with their documents, components, layers, declared changes.
+
+    With --replay, name the layer whose last update raised the loss. Exit 1 if the phase was trained on other data than the current recipe
+    specifies.
+    """
+    from phasewise.flows.cli.why import print_why
+    from phasewise.flows.cli.why import why as why_command
+
+    found = why_command(target, scale, home, step, replays=replays)
+    print_found(found, print_why, as_json=as_json)
+    for remark in found["remarks"]:
+        click.echo(f"phasewise: {remark}", err=True)
+    sys.exit(1 if found["trained"] == "otherwise" else 0)
+
+
+@main.command()
 @home_option
 @click.option("--port", type=click.IntRange(1, 65_535), default=4200, show_default=True)
 @click.option("--recipe", "names", multiple=True, metavar="NAME", help="Deploy only this included recipe. Repeat for others.")

@@ -107,7 +107,7 @@ def print_answer(answer: dict[str, Any], *, most: int = SHOWN_ROWS) -> None:
     documents = answer.get("documents", [])
     for document in documents[: most or None]:
         line = f"document {document['document'][:ID_SHOWN]} of {document['component']}, {document['file']}: {document['told']}"
-        console.print(_plain(line))
+        console.print(plain(line))
     if most and len(documents) > most:
         times = Counter("held out" if one["split"] == "held_out" else "trained" if one["rows"] else "not drawn" for one in documents)
         line = ", ".join(f"{count:,} {word}" for word, count in times.items())
@@ -127,9 +127,9 @@ def print_answer(answer: dict[str, Any], *, most: int = SHOWN_ROWS) -> None:
             where = f"{piece['document'][:ID_SHOWN]} {piece['file']} tokens {piece['offset']:,}–{last:,} of {piece['document_tokens']:,}"
             if piece["predicted"] < piece["tokens"] - 1:  # the first token of a document is never predicted
                 where += f", {piece['predicted']:,} of them predicted"
-            console.print(f"  {_plain(where)}")
+            console.print(f"  {plain(where)}")
             if piece["text"]:
-                console.print(f"    {_plain(piece['text'])}")
+                console.print(f"    {plain(piece['text'])}")
     if most and len(groups) > most:
         console.print(f"… and {len(groups) - most:,} rows more: --rows 0 shows all, --json has all")
 
@@ -198,5 +198,6 @@ def _document(traced: Traced, one: FoundDocument, trained: Sequence[Trained]) ->
     }
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """Return a text on one line, without characters that control a terminal."""
     return "".join(character if character.isprintable() else "�" for character in " ".join(text.split()))

@@ -64,6 +64,7 @@ COMMANDS: dict[str, list[str]] = {
     "tokenizer train": ["{recipe}", "out", "--vocab-size", "512"], "sample": [PHASE, "a text"], "chat": [PHASE],
     "data generate": [PHASE, "seeds", "out"],
     "try": [PHASE, "--arm", "small:batch=4"],
+    "why": [PHASE, "--step", "120"],
 }  # fmt: skip
 """Every command that takes a recipe, with the least that it needs."""
 BY_PHASE = ("run", "show", "lineage", "data prepare", "data verify", "evaluate", "status", "goodput")

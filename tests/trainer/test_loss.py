@@ -4,9 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh
 from pydantic import ValidationError
 
 from phasewise.trainer.loss import LossSums, SegmentIds, mean_gradients, objective_sums
+from phasewise.trainer.sharding import MESH_AXES
+from phasewise.trainer.step import batch_het
 from tests.trainer.conftest import MakeRun
 
 Z_LOSS = 0.25
@@ -16,8 +19,9 @@ def squares_objective(params: Any, tokens: jax.Array, segment_ids: SegmentIds, z
     """A loss with a hand-made gradient: (w · token)² wherever a token belongs to a document, and twice as much as the squared log."""
     assert segment_ids is not None
     counted = (segment_ids > 0).astype(jnp.float32)
-    squares = jnp.sum(counted * (params["w"] * tokens) ** 2)
-    return squares + z_loss * (2 * squares), LossSums(squares, 2 * squares, jnp.sum(counted))
+    of_rows = jnp.sum(counted * (params["w"] * tokens) ** 2, axis=1)
+    squares, rows = jnp.sum(of_rows), jnp.stack([of_rows, jnp.sum(counted, axis=1)])
+    return squares + z_loss * (2 * squares), LossSums(squares, 2 * squares, jnp.sum(counted), rows=rows)
 
 
 @pytest.fixture
@@ -41,15 +45,12 @@ def test_parts_count_by_their_tokens(rows: tuple[jax.Array, jax.Array], part: in
     assert float(gradients["w"]) == pytest.approx((1 + 2 * Z_LOSS) * 2 * 1.5 * squares / 27, rel=1e-6)
 
 
-@pytest.mark.parametrize("part", [2, 4])
-def test_the_loss_of_each_part_is_kept_and_a_part_of_padding_has_none(rows: tuple[jax.Array, jax.Array], part: int):
-    tokens, counted = np.asarray(rows[0], np.float64), np.asarray(rows[1]) * (np.arange(8) % (8 // part) != 1)[:, None]
-    given = rows[0], jnp.asarray(counted)
-    sums, _ = mean_gradients(squares_objective, {"w": jnp.float32(1.5)}, given, z_loss=Z_LOSS, microbatch_sequences=part)
-    assert sums.part_losses is not None
-    squares, weights = ((1.5 * tokens) ** 2 * counted).sum(axis=1), counted.sum(axis=1)
-    expected = [squares[first :: 8 // part].sum() / max(weights[first :: 8 // part].sum(), 1) for first in range(8 // part)]
-    np.testing.assert_allclose(sums.part_losses, [np.nan if first == 1 else loss for first, loss in enumerate(expected)], rtol=1e-6)
+@pytest.mark.parametrize("part", [None, 2, 4])
+def test_the_sums_of_each_row_are_in_the_order_of_the_batch(rows: tuple[jax.Array, jax.Array], part: int | None):
+    sums, _ = mean_gradients(squares_objective, {"w": jnp.float32(1.5)}, rows, z_loss=Z_LOSS, microbatch_sequences=part)
+    tokens, counted = (np.asarray(one, np.float64) for one in rows)
+    assert sums.rows is not None
+    np.testing.assert_allclose(sums.rows, [((1.5 * tokens) ** 2 * counted).sum(axis=1), counted.sum(axis=1)], rtol=1e-6)
 
 
 def test_a_batch_in_which_nothing_counts_has_no_gradient_and_parts_take_every_nth_row(rows: tuple[jax.Array, jax.Array]):
@@ -58,12 +59,13 @@ def test_a_batch_in_which_nothing_counts_has_no_gradient_and_parts_take_every_nt
     assert float(gradients["w"]) == 0.0
 
 
-def test_parts_take_every_nth_row_and_lose_none():
-    tokens = jnp.arange(6.0)[:, None] * jnp.ones((1, 4))
-    ones = jnp.ones((6, 4), jnp.int32)
-    sums, _ = mean_gradients(squares_objective, {"w": jnp.float32(1)}, (tokens, ones), z_loss=0.0, microbatch_sequences=2)
-    assert sums.part_losses is not None
-    np.testing.assert_allclose(sums.part_losses, [(0**2 + 3**2) / 2, (1**2 + 4**2) / 2, (2**2 + 5**2) / 2])
+def test_batch_het_is_over_micro_batches_of_every_nth_row_or_over_devices_and_leaves_out_padding():
+    rows = jnp.stack([jnp.arange(8.0), jnp.ones(8)])
+    mesh: Any = AbstractMesh((2, 2, 1, 1, 1), MESH_AXES)
+    assert batch_het(rows, None, None) is batch_het(rows, 8, None) is None
+    assert batch_het(rows, 4, None) == batch_het(rows, 4, mesh) == 0.5  # rows 0, 2, 4, 6 and 1, 3, 5, 7
+    assert batch_het(rows, None, mesh) == 6.5 - 3.5  # rows 0, 1 and 2, 3 and so on
+    assert batch_het(rows.at[:, 6:].set(0), None, mesh) == 4.5 - 2.5
 
 
 def test_unequal_parts_are_refused(make_run: MakeRun):
@@ -88,6 +90,7 @@ class Reference:
     def __init__(self, hidden: np.ndarray, head: np.ndarray, weights: np.ndarray | None):
         x, w = hidden.astype(np.float64), head.astype(np.float64)
         self.cross_entropy = self.squared_log_z = self.tokens = 0.0
+        self.rows = np.zeros((2, ROWS))
         self.of_cross_entropy = np.zeros_like(x), np.zeros_like(w)
         self.of_squared_log_z = np.zeros_like(x), np.zeros_like(w)
         for row, t in np.ndindex(ROWS, LENGTH - 1):
@@ -98,6 +101,7 @@ class Reference:
             self.cross_entropy += weight * (log_z - logits[target])
             self.squared_log_z += weight * log_z**2
             self.tokens += weight
+            self.rows[:, row] += weight * (log_z - logits[target]), weight
             for gradient, of_logits in (
                 (self.of_cross_entropy, weight * (softmax - np.eye(VOCABULARY)[target])),
                 (self.of_squared_log_z, weight * 2 * log_z * softmax),
@@ -121,6 +125,9 @@ def test_sums_and_gradients_are_those_of_the_reference(chunk_tokens: int | None,
     with jax.numpy_dtype_promotion("strict"):
         gradients, (objective, sums) = jax.jit(jax.grad(value, (0, 1, 2), has_aux=True))(HIDDEN, HEAD, jnp.float32(z_loss))
     np.testing.assert_allclose(sums[:3], expected.sums, rtol=1e-6)
+    np.testing.assert_allclose(sums.rows, expected.rows, rtol=1e-6)
+    without_rows = jax.jit(jax.grad(lambda *given: value(*given)[0], (0, 1, 2)))(HIDDEN, HEAD, jnp.float32(z_loss))
+    assert jax.tree.all(jax.tree.map(np.array_equal, gradients, without_rows)), "the sums of the rows change no bit of a gradient"
     assert float(objective) == pytest.approx(expected.cross_entropy + z_loss * expected.squared_log_z, rel=1e-6)
     for got, first, second in zip(gradients[:2], expected.of_cross_entropy, expected.of_squared_log_z, strict=True):
         np.testing.assert_allclose(got, (first + z_loss * second) / expected.tokens, rtol=1e-5, atol=1e-6)

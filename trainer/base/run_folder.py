@@ -45,6 +45,7 @@ class RunFolder:
         self.run_file = path / RUN_NAME
         self.caches = path / CACHES_NAME
         self.metrics = path / METRICS_NAME
+        self.row_losses = path / "row-losses"
         self.events = path / "events.jsonl"
         self.spent = path / SPENT_NAME  # a line for each attempt
         self.life = path / LIFE_NAME  # the attempt that is running
