@@ -181,6 +181,11 @@ def _add_pages(app: FastAPI, site: Site) -> None:
         number = asked_of(request.query_params).page
         return pages.documents_page(site, Links(f"{files.address}/text"), found, files, component, number)
 
+    @app.get("/{recipe}/{scale}/{phase}/step/{step}", response_class=HTMLResponse)
+    def step(recipe: str, scale: str, phase: str, step: int) -> str:
+        found, files = pages.find_phase(site, PhaseAddress(recipe, scale, phase))
+        return pages.step_page(site, Links(f"{files.address}/step/{step}"), found, files, step)
+
     @app.get("/{recipe}/{scale}/{phase}/{gate}", response_class=HTMLResponse)
     def verdict(request: Request, recipe: str, scale: str, phase: str, gate: str) -> str:
         found, files = pages.find_phase(site, PhaseAddress(recipe, scale, phase))

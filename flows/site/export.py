@@ -13,6 +13,7 @@ from phasewise.flows.site.address import COMPARISON, DOCS, EVIDENCE, EXPERIMENT,
 from phasewise.flows.site.shelf import Set
 from phasewise.flows.site.site import Site, check
 from phasewise.flows.site.tables import Asked
+from phasewise.flows.site.training import training_of
 from phasewise.tasks.report.html import static_files
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import write_json
@@ -83,6 +84,8 @@ def _files(site: Site, sets: list[Set]) -> Iterator[tuple[str, str | bytes]]:
         for files in site.shelf.phases(found):
             path = str(files.address)
             yield path, pages.phase_page(site, links(path), found, files)
+            for step, _ in training.spikes if (training := training_of(site, files, site.state(found, files))) else ():
+                yield f"{path}/step/{step}", pages.step_page(site, links(f"{path}/step/{step}"), found, files, step)
             for gate in files.verdicts:
                 yield f"{path}/{gate}", pages.verdict_page(site, links(f"{path}/{gate}"), found, files, gate, Asked())
                 copied[f"{EVIDENCE}/{found.run_name}/{files.address.phase}/{gate}"] = files.evidence(gate) / "report"

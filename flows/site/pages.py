@@ -14,12 +14,14 @@ from phasewise.flows.site.site import ShownState, Site, in_words
 from phasewise.flows.site.tables import Asked, tables_of
 from phasewise.flows.site.training import Training, curves_of, events_of, history_of, roll_backs_of, training_of
 from phasewise.flows.status.summary import reported_by_the_record
+from phasewise.flows.trace.causes import explain
+from phasewise.flows.trace.trace_context import open_traced
 from phasewise.tasks.phase_state import State
 from phasewise.tasks.report.charts import Node, tree
 from phasewise.tasks.report.html import GATE_WORDS
 from phasewise.tasks.report.sections import time_use
 from phasewise.tasks.training.time_breakdown import read_goodput
-from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError
 from phasewise.trainer.base.wording import name_some
 from phasewise.validations.failures import failures_of
 from phasewise.validations.verdict import Verdict
@@ -206,6 +208,18 @@ def documents_page(site: Site, links: Links, found: Set, files: PhaseFiles, comp
         raise ConfigError(f"component {component!r}: expected one of {', '.join(files.components)}.")
     text = text_page(site, found, files, component, page)
     return site.render("documents.html", links, found=found, files=files, component=component, text=text)
+
+
+def step_page(site: Site, links: Links, found: Set, files: PhaseFiles, step: int) -> str:
+    """Render the causes of a step's loss, with the text of its rows, or the reason why they are unknown."""
+    why, problem = None, ""
+    try:
+        target, scale = f"{found.target}/{files.address.phase}", found.scale
+        traced = open_traced(target, scale, str(site.shelf.home.root), only_phase=True)  # pyright: ignore[reportArgumentType]  # one of SCALES
+        why = explain(traced, step)
+    except PhasewiseError as error:
+        problem = str(error)
+    return site.render("step.html", links, found=found, files=files, step=step, why=why, problem=problem)
 
 
 def compare_page(site: Site, links: Links, given: Sequence[str]) -> str:

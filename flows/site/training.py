@@ -14,6 +14,7 @@ from phasewise.flows.site.metrics import Curves
 from phasewise.flows.site.outcome import topics_of
 from phasewise.flows.site.shelf import PhaseFiles, known
 from phasewise.flows.site.site import ShownState, Site
+from phasewise.flows.trace.causes import MIN_STD, WINDOW
 from phasewise.tasks.phase_state import State
 from phasewise.tasks.report.charts import MAX_INTERVALS, Figure, Line, curve, means, thinned
 from phasewise.tasks.report.sections import Tile
@@ -32,6 +33,7 @@ SHOWN = (
     ("tokens_per_second", "Speed", "tokens/s"),
     ("max_violation", "Busiest expert above the mean", "share"),
 )
+MAX_SPIKES, MIN_SPIKE = 3, 5.0
 WORRYING = {"stalled", "spike", "diverged", "rolled_back", "preempted"}
 
 
@@ -55,6 +57,7 @@ class Training:
     share: float | None
     step: int
     loss: float | None
+    spikes: tuple[tuple[int, float], ...] = ()  # step and score, the largest first
 
 
 def training_of(site: Site, files: PhaseFiles, state: ShownState) -> Training | None:
@@ -81,6 +84,22 @@ def training_of(site: Site, files: PhaseFiles, state: ShownState) -> Training | 
         share=share,
         step=step,
         loss=curves.last.get("loss"),
+        spikes=spikes_of(curves),
+    )
+
+
+def spikes_of(curves: Curves) -> tuple[tuple[int, float], ...]:
+    """Return step and score of the losses farthest above the `WINDOW` losses before, in standard deviations, at least `MIN_SPIKE`."""
+    points = np.array(curves.points("loss"))
+    if len(points) <= WINDOW or not curves.is_whole:
+        return ()
+    losses = points[:, 1]
+    sums, squares = (np.cumsum(np.concatenate([[0.0], values])) for values in (losses - losses[-1], (losses - losses[-1]) ** 2))
+    means = (sums[WINDOW:-1] - sums[: -WINDOW - 1]) / WINDOW
+    stds = np.sqrt(np.maximum((squares[WINDOW:-1] - squares[: -WINDOW - 1]) / WINDOW - means**2, MIN_STD**2))
+    scores = (losses[WINDOW:] - losses[-1] - means) / stds
+    return tuple(
+        (int(points[WINDOW + place, 0]), float(scores[place])) for place in np.argsort(-scores)[:MAX_SPIKES] if scores[place] >= MIN_SPIKE
     )
 
 

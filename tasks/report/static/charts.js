@@ -196,6 +196,13 @@
     charts.forEach(point);
   }
 
+  // Open the page of the step that the reader points at.
+  function explain(chart) {
+    const part = chart.figure.closest("[data-steps]");
+    const near = part && view.at !== null && nearest(chart.drawn[0].points, view.at);
+    if (near) location.assign(`${part.dataset.steps}${near[0]}`);
+  }
+
   function read(chart) {
     const { svg } = chart;
     let start = null;
@@ -221,6 +228,7 @@
       const [low, high] = [start ?? 0, event.type === "pointerup" ? pixelsOf(event) : start ?? 0].sort((one, other) => one - other);
       start = null;
       if (high - low > MIN_DRAG) zoom(chart.x.value(low), chart.x.value(high));
+      else if (event.type === "pointerup") explain(chart);
     };
     svg.addEventListener("pointerup", stop);
     svg.addEventListener("pointercancel", stop);
@@ -237,6 +245,7 @@
         const place = view.at === null ? -1 : steps.indexOf(nearest(steps.map((step) => [step]), view.at)[0]);
         pointAt(steps[Math.min(Math.max(place + move, 0), steps.length - 1)]);
       } else if (event.key === "+") zoom(Math.max(low, middle - (high - low) / 4), Math.min(high, middle + (high - low) / 4));
+      else if (event.key === "Enter") explain(chart);
       else if (event.key === "Escape" || event.key === "-") zoom(null, null);
       else return;
       event.preventDefault();
@@ -285,7 +294,7 @@
     };
     const whole = Object.assign(document.createElement("button"), { type: "button", textContent: "Whole range", hidden: true });
     whole.addEventListener("click", () => zoom(null, null));
-    const hint = Object.assign(document.createElement("span"), { className: "remark", textContent: "Point to read values, drag to zoom." });
+    const hint = Object.assign(document.createElement("span"), { className: "remark", textContent: `Point to read values, drag to zoom${document.querySelector("[data-steps]") ? ", click to explain a step" : ""}.` });
     tools.append(
       field("Log values", { type: "checkbox", checked: view.logValues }, (input) => (view.logValues = input.checked)),
       field("Log steps", { type: "checkbox", checked: view.logSteps }, (input) => (view.logSteps = input.checked)),

@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from phasewise.flows.cli.main import main
+from phasewise.flows.site.address import Links, PhaseAddress
+from phasewise.flows.site.export import write_site
+from phasewise.flows.site.pages import find_phase, phase_page, step_page
+from phasewise.flows.site.shelf import Shelf
+from phasewise.flows.site.site import Site
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, append_event
 from phasewise.trainer.config import RunConfig
@@ -20,18 +26,20 @@ STEP, ROWS = 50, 6
 Losses = Callable[[int, np.ndarray], np.ndarray]
 
 
-def write_training(world: World, change: Losses, norms: Callable[[int], dict[str, float]] = lambda _: {}) -> RunConfig:
-    """The files of a training of `ocelot` to step 52 with these losses of rows. No update ran."""
-    run = run_of(world.recipe, world.home, "ocelot")
+def write_training(
+    world: World, change: Losses, norms: Callable[[int], dict[str, float]] = lambda _: {}, phase: str = "ocelot"
+) -> RunConfig:
+    """The files of a training of a phase with these losses of rows. No update ran."""
+    run = run_of(world.recipe, world.home, phase)
     folder = RunFolder(run.output)
     folder.path.mkdir(parents=True)
     write_sealed(folder.run_file, run.model_dump(mode="json"))
     contents = {name: cache["content"] for name, cache in Loader(run).contract()["components"].items()}
     write_sealed(folder.caches, {"run_digest": run.digest, "contents": contents})
-    metrics, losses = MetricsFile(folder.metrics, restored_step=40), RowLossesFile(folder.row_losses, restored_step=40)
+    metrics, losses = MetricsFile(folder.metrics, restored_step=0), RowLossesFile(folder.row_losses, restored_step=0)
     draw = np.random.default_rng(0)
-    for step in range(41, 53):
-        of_rows = change(step, 3.0 + 0.1 * draw.standard_normal(ROWS))
+    for step in range(run.start_step + 1, run.stop_step + 1):
+        of_rows = change(step, 3.0 + 0.1 * draw.standard_normal(run.batch.at(step - 1)))
         metrics.append({"step": step, "loss": float(of_rows.mean()), "learning_rate": 1e-3, **norms(step)})
         losses.append(step, of_rows)
     losses.write()
@@ -103,3 +111,20 @@ def test_steps_without_a_training_are_refused(copied: World):
     assert "ocelot trains steps 41 to 52" in ask(copied, "--step", "53", code=2)["error"]
     result = CliRunner().invoke(main, ["why", str(copied.recipe), "--home", str(copied.home.root), "--step", "50"])
     assert (result.exit_code, "a step is one of a phase" in result.stderr) == (2, True)
+
+
+def test_a_spike_of_the_page_leads_to_the_text_of_its_rows_also_in_exported_files(copied: World, tmp_path: Path):
+    write_training(copied, lambda step, losses: losses + 4.0 * (step == 38) * (np.arange(2) == 1), phase="kestrel")
+    site = Site(Shelf(copied.home, [str(copied.recipe)]))
+    found, files = find_phase(site, PhaseAddress("tiny", "proxy", "kestrel"))
+    page = phase_page(site, Links(str(files.address)), found, files)
+    assert 'data-steps="/tiny/proxy/kestrel/step/"' in page
+    assert re.findall('href="/tiny/proxy/kestrel/step/([0-9]+)"', page) == ["38"]
+    text = next(row["text"] for row in copied.ask("/kestrel", step=38, row=1)["rows"] if row["text"])
+    assert text.split()[0] in step_page(site, Links("tiny/proxy/kestrel/step/38"), found, files, 38)
+    assert "steps 1 to 40" in step_page(site, Links("tiny/proxy/kestrel/step/41"), found, files, 41)
+    write_site(site, tmp_path / "site")
+    exported = (tmp_path / "site/tiny/proxy/kestrel/step/38/index.html").read_text()
+    assert text.split()[0] in exported
+    assert str(copied.home.root) not in exported
+    assert 'href="step/38/index.html"' in (tmp_path / "site/tiny/proxy/kestrel/index.html").read_text()
