@@ -17,6 +17,7 @@ GROUPS = {
         "show": "Show a recipe as a table, or all values of one phase.",
         "lineage": "Show the phases, their parents and the declared changes.",
         "new": "Write your own recipe with two phases over a folder of text.",
+        "mixture": "Search the mixture of a phase by a swarm of short trainings.",
         "schema": "Print the JSON schema of a recipe.",
         "preflight": "Compile for a TPU slice: memory, FLOPs, time, chip-hours.",
     },

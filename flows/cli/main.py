@@ -226,6 +226,30 @@ def preflight(target: str, scale: Scale | None, home: str | None, as_json: bool,
     sys.exit(0 if all(setup["fits"] for setup in report["phases"]) else 1)
 
 
+@main.command()
+@target_argument("RECIPE/PHASE")
+@scale_option
+@set_option
+@click.option("--proxies", type=click.IntRange(8, 4096), default=64, show_default=True, metavar="N", help="Number of short trainings.")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps of each training. Default: the steps of the phase.")
+@click.option("--max-epochs", type=FiniteFloat(min=0, min_open=True), metavar="N", help="Most epochs of a component. Default: the gate's.")
+@click.option("--target", "targets", multiple=True, metavar="COMPONENT", help="Minimise the loss on this component. Default: on all.")
+@click.option("--zero", multiple=True, metavar="COMPONENT", help="Allow a mixture without this component. Repeatable.")
+@click.option("--seeds", type=click.IntRange(0, 100), default=0, show_default=True, metavar="N", help="Check the result with N seeds.")
+@click.option("--out", type=PLACE, metavar="FILE", help="New .json file of the recipe. Default: a file in the home.")
+@home_option
+@verbose_option
+@json_option
+def mixture(target: str, scale: Scale, home: str | None, as_json: bool, targets: tuple[str, ...], **options: Any) -> None:
+    """Search the mixture of a phase by short trainings and a law of their losses, and write a recipe with its predicted gain.
+
+    The counts of each component fit the block of the data order, and no component is left out without --zero.
+    """
+    from phasewise.flows.cli.mixture import print_mixture, search_target
+
+    print_found(search_target(target, scale, home, target=targets, **options), print_mixture, as_json=as_json)
+
+
 @main.group()
 def data() -> None:
     """Build token caches, or compare them with their sources."""
