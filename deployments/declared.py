@@ -19,7 +19,7 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.storage import write_atomically
 
 DEFAULT_QUEUE, TRAINING_QUEUE, MAX_TRAININGS = "default", "training", 1
-Kind = Literal["train-recipe", "train-phase", "prepare-data", "validate-data", "preflight", "evaluate", "export", "try"]
+Kind = Literal["train-recipe", "train-phase", "prepare-data", "validate-data", "preflight", "evaluate", "export", "try", "search-mixture"]
 
 
 class FlowPlace(NamedTuple):
@@ -40,6 +40,7 @@ FLOWS: dict[Kind, FlowPlace] = {
     "evaluate": FlowPlace("evaluate_checkpoint", LOCAL, DEFAULT_QUEUE, "evaluation"),
     "export": FlowPlace("export_phase", CONTROL, DEFAULT_QUEUE, "export"),
     "try": FlowPlace("try_phase", LOCAL, TRAINING_QUEUE, "experiment"),
+    "search-mixture": FlowPlace("search_mixture", LOCAL, TRAINING_QUEUE, "training"),
 }
 TOKEN_UNITS = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
 START = "0 · start here"
@@ -238,7 +239,7 @@ def _of_all(sources: Sequence[Source]) -> list[Deployment]:
             "",
             f"* **Results**: [the page]({PAGE}) shows phases, verdicts, curves and reports. The log of a run starts with its address.",
             "* **A recipe**: the deployment with its name. **A phase**: a numbered deployment, in order. **A branch**: `· branch`.",
-            "* **Other work**: `~ prepare`, `~ validate`, `~ preflight`, `~ evaluate`, `~ export`, `~ try`.",
+            "* **Other work**: `~ prepare`, `~ validate`, `~ preflight`, `~ evaluate`, `~ export`, `~ try`, `~ mixture`.",
             "* **Start**: *Run*, *Custom run*. A wrong value is rejected in the form, with the reason.",
             "* **Schedule**: each training has an example, switched off. Edit it, or add one with *+ Schedule*.",
             f"* **Wait**: {MAX_TRAININGS} training runs at a time, the others are *Late*. *Waiting for* names the parent phase.",
@@ -254,6 +255,11 @@ def _of_all(sources: Sequence[Source]) -> list[Deployment]:
     evaluate = "Measures the last checkpoint of a phase, and judges it against its parent's. It fails if the gate fails."
     export = "Writes the weights of a trained phase as transformers reads them, to `exports/` in the worker's home."
     trial = "Trains arms of a phase and a control from one checkpoint with several seeds, and writes a table of their differences."
+    mixture = (
+        "Searches the mixture of a phase by a swarm of short trainings, and writes a recipe with its predicted gain.\n\n"
+        "The parent of the phase must be trained."
+    )
+    searched: dict[str, tuple[str, ...]] = dict.fromkeys(("proxies", "steps", "max_epochs", "target", "zero", "seeds"), ())
     sizes, full, every = {"scale": scales}, {"scale": with_full}, {"scale": tuple(one for one in with_full if one != "proxy")}
     return [
         _deployment("train-recipe", START, first, {**recipe, **sizes, "up_to": phase["phase"], **settings}, required=("recipe",)),
@@ -263,6 +269,9 @@ def _of_all(sources: Sequence[Source]) -> list[Deployment]:
         _deployment("evaluate", "~ evaluate", evaluate, {**recipe, **sizes, **phase, **settings}, required=("recipe", "phase")),
         _deployment("export", "~ export", export, {**recipe, **sizes, **phase, **weights, **settings}, required=("recipe", "phase")),
         _deployment("try", "~ try", trial, {**recipe, **sizes, **phase, **arms, **settings}, required=("recipe", "phase", "arms")),
+        _deployment(
+            "search-mixture", "~ mixture", mixture, {**recipe, **sizes, **phase, **searched, **settings}, required=("recipe", "phase")
+        ),
     ]
 
 

@@ -1,7 +1,7 @@
 """Swarm of proxies → law of mixtures → the best mixture within its limits → a recipe file, with its predicted gain."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,7 +97,7 @@ def search_mixture(
         base = proxy_of(small, _shares(names, natural), held_out, Path())
         folder = resolved.home.work / "mixtures" / resolved.recipe.run_name / phase / base.digest[:16]
 
-        def proxies_of(mixtures: Sequence[np.ndarray], label: str, seed: int | None = None) -> list[RunConfig]:
+        def proxies_of(mixtures: Iterable[np.ndarray], label: str, seed: int | None = None) -> list[RunConfig]:
             return [
                 proxy_of(small, _shares(names, counts), held_out, folder / f"{label}-{number}", seed)
                 for number, counts in enumerate(mixtures)
@@ -113,7 +113,7 @@ def search_mixture(
         gain = predicted_gain(mixed / block, losses, law, weights, (natural / block, best / block))
         swarm_best = mixed[np.argmin(losses @ weights)]
         path = Path(out) if out else folder / f"{resolved.recipe.name}-{phase}-mixed.json"
-        _write_recipe(path, resolved, chosen, _shares(names, best))
+        write_recipe(path, resolved, chosen, _shares(names, best))
         found: dict[str, Any] = {
             "recipe": resolved.recipe.name, "scale": scale, "phase": phase, "file": str(path), "digest": digest_of_file(path),
             "proxies": len(losses), "steps": small.stop_step - small.start_step, "target": list(target or names), "max_epochs": limit,
@@ -139,7 +139,7 @@ def _shares(names: Sequence[str], counts: np.ndarray) -> MixtureShares:
     return {name: 100 * count / int(counts.sum()) for name, count in zip(names, counts.tolist(), strict=True) if count}
 
 
-def _write_recipe(path: Path, resolved: Resolved, phase: Phase, shares: MixtureShares) -> None:
+def write_recipe(path: Path, resolved: Resolved, phase: Phase, shares: MixtureShares) -> None:
     """Write the recipe with another mixture of a phase, and with the declarations of its hand-offs that follow from the mixture."""
     record = load_record(resolved.recipe_name, resolved.recipe.scale, phase.name)
     phases = {one.name: one for one in record.phases}

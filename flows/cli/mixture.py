@@ -1,7 +1,7 @@
 """`phasewise mixture` and its table."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import rich.box
 from rich.console import Console
@@ -29,7 +29,7 @@ def search_target(named: str, scale: Scale, home: str | None, *, out: str | None
             from phasewise.flows.search_mixture import search_mixture
 
             given = (resolved.recipe_name, phase.name, scale, str(resolved.home.root))
-            return search_mixture(*given, **options, out=out, settings=resolved.settings)
+            return cast(dict[str, Any], search_mixture(*given, **options, out=out, settings=resolved.settings))
 
 
 def print_mixture(found: dict[str, Any]) -> None:

@@ -97,7 +97,7 @@ def test_a_flow_takes_what_is_fixed_and_what_the_form_asks_for(deployment: Deplo
     form = form_of(deployment, parameters_of(deployment))["properties"]
     assert set(deployment.parameters) | set(form) <= set(every)
     assert set(deployment.parameters).isdisjoint(form)
-    assert set(every) - set(form) - set(deployment.parameters) <= {"home", "phase", "up_to", "retrain", "extend"}
+    assert set(every) - set(form) - set(deployment.parameters) <= {"home", "phase", "up_to", "retrain", "extend", "out"}
     assert all(field["description"] and field["title"] for field in form.values())
     assert "home" not in form
     assert deployment.parameters.get("recipe") in NAMES or form["recipe"]["enum"] == list(NAMES)

@@ -24,7 +24,7 @@ from tests.flows.commands import PHASES, Run, assert_refused, read
 COMMANDS = {
     "sample", "chat", "doctor", "try", "gc", "goodput", "data fetch", "data generate", "figures", "why",
     "run", "show", "lineage", "data prepare", "data verify", "evaluate", "card", "export", "approve", "report", "verify", "up", "scan",
-    "order", "preflight", "status", "new", "schema", "trace", "tokenizer train", "tokenizer truncate", "tokenizer compare",
+    "order", "preflight", "status", "mixture", "new", "schema", "trace", "tokenizer train", "tokenizer truncate", "tokenizer compare",
 }  # fmt: skip
 WITH_RECIPE = ("run", "show", "lineage", "data prepare", "data verify", "evaluate", "status", "goodput")
 PLACES = {"DIR", "FILE", "FOLDER", "URL", "OUT", "PATH"}

@@ -12,7 +12,7 @@ import numpy as np
 from phasewise.trainer.base.errors import DataError
 
 # scipy's stubs leave its functions untyped.
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false, reportArgumentType=false
 
 MAX_EXPONENT = 30.0
 STARTS, RESAMPLES, COVERAGE = 4, 100, 0.8
@@ -75,26 +75,24 @@ def fit_law(shares: np.ndarray, losses: np.ndarray, *, seed: int = 0, near: Mixi
         raise DataError(f"a law of {components} components: expected at least {components + 2} runs, found {runs}. Train more proxies.")
     rng, constants, rates = np.random.default_rng(seed), list[float](), list[np.ndarray]()
     for target in range(losses.shape[1]):
-        measured, best = losses[:, target], None
+        measured, found = losses[:, target], list[Any]()
         spread = max(float(np.ptp(measured)), 1e-6)
 
-        def errors(found: np.ndarray, measured: np.ndarray = measured) -> np.ndarray:
-            return found[0] + np.exp(np.minimum(shares @ found[1:], MAX_EXPONENT)) - measured
+        def errors(law: np.ndarray, measured: np.ndarray = measured) -> np.ndarray:
+            return law[0] + np.exp(np.minimum(shares @ law[1:], MAX_EXPONENT)) - measured
 
-        def slopes(found: np.ndarray) -> np.ndarray:
-            grown = np.exp(np.minimum(shares @ found[1:], MAX_EXPONENT))
-            return np.column_stack([np.ones(runs), shares * grown[:, None]])
+        def slopes(law: np.ndarray) -> np.ndarray:
+            return np.column_stack([np.ones(runs), shares * np.exp(np.minimum(shares @ law[1:], MAX_EXPONENT))[:, None]])
 
         for _ in range(1 if near else STARTS):
             constant = measured.min() - spread * rng.uniform(0.05, 1.0)
             start = np.concatenate([[constant], np.linalg.lstsq(shares, np.log(measured - constant), rcond=None)[0]])
             if near:
                 start = np.concatenate([near.constants[target : target + 1], near.rates[target]])
-            found: Any = least_squares(errors, start, slopes, max_nfev=50 if near else 500)
-            if best is None or found.cost < best.cost:
-                best = found
-        constants.append(float(best.x[0]))
-        rates.append(best.x[1:])
+            found.append(least_squares(errors, start, slopes, method="lm", max_nfev=50 if near else 500))
+        best = min(found, key=lambda one: one.cost).x
+        constants.append(float(best[0]))
+        rates.append(best[1:])
     return MixingLaw(np.array(constants), np.array(rates))
 
 
