@@ -1,6 +1,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from phasewise.tasks.training.swarm import proxy_of, shortened, train_swarm
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.config import RunConfig, learning_rate_at
@@ -27,6 +29,7 @@ def test_a_shortened_run_keeps_its_start_and_the_ends_of_its_schedules():
     assert (proxy.seed, proxy.order.seed) == (7, 7)
 
 
+@pytest.mark.timeout(300)  # two processes start
 def test_proxies_are_trained_once_and_leave_their_losses(build_run: BuildRun, prepared: Any, on_scheduler: None):
     held_out = {name: str(folder) for name, folder in prepared.plan().folders("held_out").items()}
     run = shortened(build_run("swarm"), 4)
