@@ -68,11 +68,7 @@ def search_mixture(
 
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     names = chosen.components
-    for given, option in ((target, "target"), (zero, "zero")):
-        if unknown := [name for name in given if name not in names]:
-            raise ConfigError(f"{option}: {phase} has no component {unknown[0]!r}, {near(unknown[0], names)}")
-    if len(names) < 2:
-        raise ConfigError(f"phase {phase}: expected at least 2 components to mix, found {len(names)}. Name another phase.")
+    _check_names(chosen, target=target, zero=zero)
     resolved.check([chosen])
     resolved.home.make_ready()
     with resolved.held(this_run(), on_wait=say_waiting):
@@ -80,16 +76,8 @@ def search_mixture(
             prepare_data(resolved.name, scale, home, resolved.settings)
         run = resolved.run(chosen)
         validate_data(resolved.name, phase, scale, home, resolved.settings)
-        tokens = np.array([read_manifest(run.caches[name]).tokens for name in names])
         block = run.order.block_sequences
-        limit = max_epochs or chosen.gates.data.max_epochs
-        most = np.full(len(names), block)
-        if limit is not None:
-            most = np.minimum(most, np.floor(block * limit * tokens / chosen.tokens).astype(np.int64))
-        least = np.array([0 if name in zero else 1 for name in names])
-        shares = dict(zip(names, (100 * tokens / tokens.sum()).tolist(), strict=True))
-        natural = np.maximum(np.array([block_counts(shares, run.order)[name] for name in names]), least)
-        natural[natural.argmax()] -= natural.sum() - block
+        tokens, natural, least, most = _bounds(run, chosen, zero, limit := max_epochs or chosen.gates.data.max_epochs)
         weights = np.array([not target or name in target for name in names], float)
         weights /= weights.sum()
         small = run if steps is None else shortened(run, steps)
@@ -132,6 +120,28 @@ def search_mixture(
         if seeds:
             write_sealed(folder / "measured.json", found)
     return found
+
+
+def _check_names(phase: Phase, **given: Sequence[str]) -> None:
+    for option, listed in given.items():
+        if unknown := [name for name in listed if name not in phase.components]:
+            raise ConfigError(f"{option}: {phase.name} has no component {unknown[0]!r}, {near(unknown[0], phase.components)}")
+    if len(phase.components) < 2:
+        raise ConfigError(f"phase {phase.name}: expected at least 2 components to mix, found 1. Name another phase.")
+
+
+def _bounds(run: RunConfig, phase: Phase, zero: Sequence[str], max_epochs: float | None) -> tuple[np.ndarray, ...]:
+    """Return tokens of each component, and counts in a block: natural by tokens, least, and most within the epochs."""
+    names, block = phase.components, run.order.block_sequences
+    tokens = np.array([read_manifest(run.caches[name]).tokens for name in names])
+    most = np.full(len(names), block)
+    if max_epochs is not None:
+        most = np.minimum(most, np.floor(block * max_epochs * tokens / phase.tokens).astype(np.int64))
+    least = np.array([0 if name in zero else 1 for name in names])
+    counts = block_counts(dict(zip(names, (100 * tokens / tokens.sum()).tolist(), strict=True)), run.order)
+    natural = np.maximum(np.array([counts[name] for name in names]), least)
+    natural[natural.argmax()] -= natural.sum() - block
+    return tokens, natural, least, most
 
 
 def _shares(names: Sequence[str], counts: np.ndarray) -> MixtureShares:
