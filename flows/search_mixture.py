@@ -72,27 +72,23 @@ def search_mixture(
     resolved.check([chosen])
     resolved.home.make_ready()
     with resolved.held(this_run(), on_wait=say_waiting):
-        if not resolved.is_prepared:
-            prepare_data(resolved.name, scale, home, resolved.settings)
+        prepare_data(resolved.name, scale, home, resolved.settings)
         run = resolved.run(chosen)
         validate_data(resolved.name, phase, scale, home, resolved.settings)
         block = run.order.block_sequences
         tokens, natural, least, most = _bounds(run, chosen, zero, limit := max_epochs or chosen.gates.data.max_epochs)
-        weights = np.array([not target or name in target for name in names], float)
-        weights /= weights.sum()
+        weights = np.array([not target or name in target for name in names]) / len(set(target or names))
         small = run if steps is None else shortened(run, steps)
-        held_out = {name: str(resolved.plan.folders("held_out")[name]) for name in names}
+        folders = resolved.plan.folders("held_out")
+        held_out = {name: str(folders[name]) for name in names}
         base = proxy_of(small, _shares(names, natural), held_out, Path())
         folder = resolved.home.work / "mixtures" / resolved.recipe.run_name / phase / base.digest[:16]
 
         def proxies_of(mixtures: Iterable[np.ndarray], label: str, seed: int | None = None) -> list[RunConfig]:
-            return [
-                proxy_of(small, _shares(names, counts), held_out, folder / f"{label}-{number}", seed)
-                for number, counts in enumerate(mixtures)
-            ]
+            listed = enumerate(_shares(names, counts) for counts in mixtures)
+            return [proxy_of(small, shares, held_out, folder / f"{label}-{number}", seed) for number, shares in listed]
 
         drawn = draw_mixtures(tokens / tokens.sum(), block, proxies, run.order.seed % 2**32)
-        say(f"{phase}: {proxies} proxies of {small.stop_step - small.start_step:,} steps over {len(names)} components")
         losses = train_swarm("train proxies", proxies_of(drawn, "proxy"))
         whole = np.isfinite(losses).all(axis=1)
         mixed, losses = drawn[whole], losses[whole]
@@ -102,13 +98,11 @@ def search_mixture(
         swarm_best = mixed[np.argmin(losses @ weights)]
         path = Path(out) if out else folder / f"{resolved.recipe.name}-{phase}-mixed.json"
         write_recipe(path, resolved, chosen, _shares(names, best))
+        rows = zip(names, *(one.tolist() for one in (tokens, natural, best, most)), strict=True)
         found: dict[str, Any] = {
             "recipe": resolved.recipe.name, "scale": scale, "phase": phase, "file": str(path), "digest": digest_of_file(path),
             "proxies": len(losses), "steps": small.stop_step - small.start_step, "target": list(target or names), "max_epochs": limit,
-            "block": block, "components": [
-                {"name": name, "tokens": int(tokens[one]), "natural": int(natural[one]), "best": int(best[one]), "most": int(most[one])}
-                for one, name in enumerate(names)
-            ],
+            "block": block, "components": [dict(zip(("name", "tokens", "natural", "best", "most"), row, strict=True)) for row in rows],
             "predicted": gain._asdict(), "measured": [],
         }  # fmt: skip
         write_sealed(folder / "prediction.json", found)  # before any training of the mixture
@@ -117,8 +111,7 @@ def search_mixture(
             three = proxies_of((natural, swarm_best, best), f"seed-{seed}", seed)
             values = (train_swarm(f"verify with seed {seed}", three) @ weights).tolist()
             found["measured"].append(dict(zip(("natural", "swarm_best", "best"), values, strict=True)) | {"seed": seed})
-        if seeds:
-            write_sealed(folder / "measured.json", found)
+        write_sealed(folder / "measured.json", found)
     return found
 
 
