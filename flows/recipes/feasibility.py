@@ -19,6 +19,8 @@ from phasewise.trainer.config import DataOrder
 from phasewise.trainer.data.mixture import block_counts, check_shares
 
 MAX_BLOCK_SEQUENCES = 2**17
+MIN_EMA_DECAY = 0.5
+"""Of a recipe that is not scaled. With a smaller decay, the moving average is nearly the last weights: the decay is written backwards."""
 
 
 def check_feasible(recipe: Recipe, phases: Iterable[Phase]) -> None:
@@ -28,6 +30,12 @@ def check_feasible(recipe: Recipe, phases: Iterable[Phase]) -> None:
         for _, name in phase.slice.within(phase.start_step, phase.stop_step):
             if name != LOCAL_SLICE:
                 find_slice(name)
+        for step, decay in () if recipe.is_scaled else phase.stability.ema_decay.within(phase.start_step, phase.stop_step):
+            if decay is not None and decay < MIN_EMA_DECAY:
+                raise RecipeError(
+                    f"phase {phase.name}: stability.ema_decay from step {step}: expected at least {MIN_EMA_DECAY}, found {decay:g}. It is "
+                    f"the share of the average that an update keeps: take {1 - decay:g}, or None for no average."
+                )
         part = phase.execution.microbatch_sequences
         for step, size in phase.batch.within(phase.start_step, phase.stop_step):
             if part is not None and size > part and size % part:

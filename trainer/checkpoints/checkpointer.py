@@ -110,7 +110,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         All processes must call this at the same steps. No device waits.
         """
         policy = self._run.checkpoints
-        if step % policy.every_steps == 0 or step in policy.at_steps:
+        if self.due_by_rule(step):
             return True
         if policy.every_minutes is None:
             return False
@@ -127,6 +127,11 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             return client.blocking_key_value_get(f"{key}/{step}", 1000 * START_SECONDS) == "1"
         except jax.errors.JaxRuntimeError as error:
             raise TrainingError(f"process 0 did not say whether to save at step {step}: {error}") from error
+
+    def due_by_rule(self, step: int) -> bool:
+        """Return whether the policy saves after `step` updates, whatever the time."""
+        policy = self._run.checkpoints
+        return step % policy.every_steps == 0 or step in policy.at_steps
 
     def forget_given_up(self, skipped_steps: SkippedSteps) -> None:
         """Delete the checkpoints of updates that were rolled back."""
@@ -187,6 +192,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             _say(
                 f"{path} lacks rows of the steps up to {step}, or has others than were written; the checkpoint of step {found} is gone "
                 "back to, and the updates after it are done again"
+            )
+        gone = [at for at in range(step + 1, reached + 1) if self.due_by_rule(at) and at not in self._damaged and not skipped_steps]
+        if gone:
+            _say(
+                f"{self.folder}: expected checkpoint {gone[-1]}, as {path} reaches step {reached}, found checkpoint {step} as the newest: "
+                f"{reached - step} updates are done again"
             )
         return found
 

@@ -160,6 +160,12 @@ class Loader:
             if targets is not None:
                 targets[places] = laid.targets(rows[places])
         fetch(to_fetch)
+        if tokens.max(initial=0) >= (vocab_size := self._run.model.vocab_size):
+            row = int(tokens.max(axis=1).argmax())
+            raise DataError(
+                f"{self._caches[self._names[components[row]]].folder}: expected token ids below the model's vocab_size {vocab_size:,}, "
+                f"found {tokens[row].max():,} at step {step + 1}. Prepare the data with the tokenizer of the model."
+            )
         return Batch(tokens, self._begin_of_text, begins, packed, targets, self._end_of_text)
 
     def check_targets(self) -> None:
