@@ -44,6 +44,17 @@ KESTREL = Phase(
     gates=gates(max_increase_bits_per_byte=0.0, max_epochs=2),
 )
 
+CHANGED_CYCLES = wsd_s(stop_step=660_000, cycle=20_000, decay=2_000, warmup=1_000, peak=1e-3, floor=1e-4)
+KESTREL_AS_REPORTED = KESTREL.but(
+    name="kestrel-as-reported",
+    branch=True,
+    learning_rate=(
+        *wsd_s(stop_step=200_000, cycle=10_000, decay=1_000, warmup=1_000, peak=1e-3, floor=1e-4),
+        *(segment for segment in CHANGED_CYCLES if segment.start_step >= 200_000),
+    ),
+)
+"""Kestrel with the cycles of the retrospective, its section "WSD Cycle Change": of 20,000 steps from step 200,000 on."""
+
 OCELOT = continued(
     KESTREL,
     name="ocelot",
@@ -105,7 +116,7 @@ DEEP_COOLDOWNS = deep_cooldowns(JELLYFISH)
 PHASES = with_facts(
     "marin-8b",
     (
-        *(KESTREL, OCELOT, JELLYFISH, PHOENIX, STARLING, DEEPER_STARLING),
+        *(KESTREL, OCELOT, JELLYFISH, PHOENIX, STARLING, DEEPER_STARLING, KESTREL_AS_REPORTED),
         *microannealing(KESTREL, model=OCELOT.model),
         *desserts(OCELOT, JELLYFISH),
         *DEEP_COOLDOWNS,
