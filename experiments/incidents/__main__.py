@@ -109,12 +109,12 @@ def counts_of(outcomes: Sequence[Outcome]) -> str:
 
 def page_of(outcomes: Sequence[Outcome]) -> str:
     """Render the page of the documentation, a table for each room."""
-    seconds = sum(one.seconds for one in outcomes)
     lines = [
         "# Incidents",
         "",
         "Public incidents of language model training, each replayed small beside a sound twin that differs only in the fault:",
-        f"{counts_of(outcomes)} `python -m experiments.incidents --markdown` wrote this page in {seconds:.0f} s on two cores.",
+        f"{counts_of(outcomes)} `python -m experiments.incidents --markdown` wrote this page in about {time.process_time():.0f} s of processor "
+        "time.",
         "",
         "*Happens* is the stage of the fault, and *caught* the stage of the error or sentence: Phasewise resolves the recipe, prepares and",
         "judges the data, starts the trainer, trains a step, or judges at a gate.",
