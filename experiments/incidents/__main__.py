@@ -113,8 +113,8 @@ def page_of(outcomes: Sequence[Outcome]) -> str:
         "# Incidents",
         "",
         "Public incidents of language model training, each replayed small beside a sound twin that differs only in the fault:",
-        f"{counts_of(outcomes)} `python -m experiments.incidents --markdown` wrote this page in about {time.process_time():.0f} s of processor "
-        "time.",
+        f"{counts_of(outcomes)} `python -m experiments.incidents --markdown`",
+        f"wrote this page in about {time.process_time():.0f} s of processor time.",
         "",
         "*Happens* is the stage of the fault, and *caught* the stage of the error or sentence: Phasewise resolves the recipe, prepares and",
         "judges the data, starts the trainer, trains a step, or judges at a gate.",
