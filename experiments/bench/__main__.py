@@ -13,6 +13,7 @@ from experiments.bench import (
     end_to_end,
     evaluation,
     experts,
+    inference,
     judgement,
     memory,
     peers,
@@ -47,6 +48,7 @@ SUBJECTS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "experts": experts.rows,
     "sparse_step": sparse_step.rows,
     "evaluation": evaluation.rows,
+    "inference": inference.rows,
     "startup": startup.rows,
     "checkpoints": checkpoints.rows,
     "permutation": permutation.rows,
@@ -77,7 +79,7 @@ def main() -> None:
     for subject in subjects:
         for row in SUBJECTS[subject](options):
             print(row, flush=True)
-    if {"evaluation", "peers", "scan", "train_step"} & set(subjects) and peers.Place.found() is None:
+    if {"evaluation", "inference", "peers", "scan", "train_step"} & set(subjects) and peers.Place.found() is None:
         print(peers.HOW_TO)
 
 
