@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import yaml
 
 from phasewise.flows.experiments.result import compare_arms, figures_of, words_of, write_experiment
 from phasewise.flows.recipes import default_scale, load_written
@@ -14,6 +13,7 @@ from phasewise.flows.recipes.recipe import Scale
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import read_yaml
 from phasewise.trainer.metrics import Row, read_metrics
 
 HERE = Path(__file__).parent
@@ -67,7 +67,7 @@ class FigureExperiment(Frozen):
 @cache
 def declared_figures() -> dict[str, FigureExperiment]:
     """The figures of `figures.yaml` by name."""
-    entries = yaml.safe_load((HERE / "figures.yaml").read_text(encoding="utf-8"))
+    entries = read_yaml(HERE / "figures.yaml")
     return {one.name: one for one in map(FigureExperiment.model_validate, entries)}
 
 

@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("trainer", "validations", "tasks", "flows", "deployments")
 MAX_FUNCTION_LINES, SMALL_FILE_LINES = 80, 80
 BUDGET = {
-    "lines": 58_380,
-    "files": 339,
-    "small files with one importer": 13,
+    "lines": 59_970,
+    "files": 353,
+    "small files with one importer": 16,
     "functions per 100 lines of code": 6.5,
-    "lines of experiments": 8_530,
-    "lines of tests": 44_100,
+    "lines of experiments": 9_710,
+    "lines of tests": 44_720,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)

@@ -65,15 +65,14 @@ COMMANDS: dict[str, list[str]] = {
     "data generate": [PHASE, "seeds", "out"],
     "try": [PHASE, "--arm", "small:batch=4"],
     "why": [PHASE, "--step", "120"],
-    "tokenizer train": ["{recipe}", "out", "--vocab-size", "512"], "sample": [PHASE, "a text"], "chat": [PHASE], "mixture": [PHASE],
+    "mixture": [PHASE],
 }  # fmt: skip
 """Every command that takes a recipe, with the least that it needs."""
 BY_PHASE = ("run", "show", "lineage", "data prepare", "data verify", "evaluate", "status", "goodput")
 OF_EACH_KIND = ("warm-up.batch=-1", "*.model.num_kv_heads=3", "*.slice=nix", 'recipe.tokenizer.name="./bare"')
 FLOWS = {
     "train_recipe": False, "prepare_data": False, "train_phase": True, "validate_data": True, "evaluate_checkpoint": True,
-    "preflight": True, "export_phase": True, "try_phase": True,
-    "preflight": True, "export_phase": True, "search_mixture": True,
+    "preflight": True, "export_phase": True, "try_phase": True, "search_mixture": True,
 }  # fmt: skip
 """Flow → whether it takes a phase."""
 HEAVY = ("jax", "great_expectations", "dask", "distributed", "prefect", "lm_eval", "torch", "transformers")
