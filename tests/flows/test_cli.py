@@ -217,7 +217,7 @@ def test_as_a_program_of_its_own_json_is_alone_and_no_traceback_is_shown(tmp_pat
     shown = subprocess.run(
         [sys.executable, "-m", "phasewise.flows.cli.main", "show", "marin-8b", "--json"], capture_output=True, text=True, check=True
     )
-    assert len(json.loads(shown.stdout)["phases"]) == 37
+    assert len(json.loads(shown.stdout)["phases"]) == 38
     assert shown.stderr == ""
     command = [Path(sys.executable).with_name("phasewise"), "run", "marin-7b", "--home", tmp_path, "--json"]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
