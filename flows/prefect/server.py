@@ -30,7 +30,7 @@ from phasewise.tasks.locks import PROCESS, AlreadyHeld, holder_of, holding
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, StorageError, is_full, number_in, refusal_of, storage_refusal
 from phasewise.trainer.base.frozen import in_one_line
-from phasewise.trainer.base.storage import parse_json, without_secrets
+from phasewise.trainer.base.storage import parse_json, read_yaml, without_secrets
 from phasewise.trainer.process.child_process import ending_with_reason, last_line, python_command
 
 DATA, CONTROL, LOCAL = "data", "control", "local"  # work pools
@@ -43,33 +43,7 @@ MAX_RESTARTS = 5
 BACKLOG = 2048  # connections that wait for the server
 START_SECONDS, STOP_SECONDS, LOOK_SECONDS, QUEUE_SECONDS = 120.0, 10.0, 0.5, 2.0
 START_BYTES = 2**23  # free space that a new database needs. On a full disk the log of a server that failed to start may be empty
-CLIENT_SETTINGS = {
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "DO_NOT_TRACK": "1",
-    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-    "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
-    "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the terminal shows our own lines
-}
-SERVER_SETTINGS = {
-    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
-    "PREFECT_LOGGING_COLORS": "false",
-    # SQLite has one writer at a time: on a busy machine the other connections wait instead of failing
-    "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
-    "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
-    # Dozens of deployments that become ready again hold the database for a while: a worker may be late for a minute
-    "PREFECT_SERVER_SERVICES_FOREMAN_DEPLOYMENT_LAST_POLLED_TIMEOUT_SECONDS": "600",
-    "PREFECT_SERVER_SERVICES_FOREMAN_WORK_QUEUE_LAST_POLLED_TIMEOUT_SECONDS": "600",
-    # Services for clean-up that one machine rarely needs: less often than every 5 to 20 seconds
-    **{
-        f"PREFECT_SERVER_SERVICES_{service}_LOOP_SECONDS": "60"
-        for service in ("CANCELLATION_CLEANUP", "CLEANUP_RECONCILER", "FOREMAN", "PAUSE_EXPIRATIONS", "REPOSSESSOR")
-    },
-    "PREFECT_SERVER_SERVICES_LATE_RUNS_LOOP_SECONDS": "15",
-    "PREFECT_SERVER_API_HOST": "127.0.0.1",
-    "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
-}
+SETTINGS: Mapping[str, Mapping[str, str]] = read_yaml(Path(__file__).with_name("settings.yaml"))
 BUSY = "database is locked"
 _RECORD = re.compile(rb"^(?=\d\d:\d\d:\d\d\.\d{3} \| )", re.MULTILINE)
 _ERROR = re.compile(r"\| (ERROR|CRITICAL) ")
@@ -77,7 +51,7 @@ _ERROR = re.compile(r"\| (ERROR|CRITICAL) ")
 
 def client_environment(home: Home) -> dict[str, str]:
     """Prefect's settings for commands on this machine: no analytics, all files under the home."""
-    return {**CLIENT_SETTINGS, "PREFECT_HOME": str(home.prefect)}
+    return {**SETTINGS["client"], "PREFECT_HOME": str(home.prefect)}
 
 
 def apply_settings(home: Home, **others: str) -> None:
@@ -272,7 +246,7 @@ def own_server(home: Home, port: int, purpose: str) -> Iterator[OwnServer]:
     environment = {
         **{name: value for name, value in os.environ.items() if name not in AUTH_VARIABLES},
         **client_environment(home),
-        **SERVER_SETTINGS,
+        **SETTINGS["server"],
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}",

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 from jaxtyping import Int
 
-from phasewise.tasks.data.conversation import REASONING, TRAINED, Conversation, NoConversation, messages_of, unread_of
+from phasewise.tasks.data.conversation import BUILT_IN, REASONING, TRAINED, Conversation, NoConversation, messages_of, unread_of
 from phasewise.tasks.data.filters import Normalization, normalize
 from phasewise.tasks.data.findings import (
     MAX_DOCUMENT_BYTES,
@@ -28,7 +28,7 @@ from phasewise.tasks.data.findings import (
 from phasewise.tasks.data.template import Asked, ChatTemplate, NotMarked, Refused, line_of, template_of
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, DocumentTokens, special_tokens
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.identity import code_digest
+from phasewise.trainer.base.identity import DIGITS, code_digest, digest_of_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -37,8 +37,8 @@ BATCH, BATCH_BYTES = 128, 2**20  # limits of a batch of conversations that is re
 Compose = Callable[[Mapping[str, object], str], Fault | LeftOut | Unrendered]
 """The fields of a record and its place → the conversation for `rendered`, or a reason against it."""
 COMPOSER_CODE = tuple(f"tasks/data/{name}.py" for name in ("conversation", "conversation_text", "sandbox", "template"))
-COMPOSER = f"conversations-1+{code_digest(*COMPOSER_CODE)}+jinja2-{version('jinja2')}"
-"""Version of the code that renders conversations. The template itself is a field of the source."""
+COMPOSER = f"conversations-1+{code_digest(*COMPOSER_CODE)}+templates-{digest_of_json(BUILT_IN)[:DIGITS]}+jinja2-{version('jinja2')}"
+"""Version of the code and built-in templates that render conversations. Another template is a field of the source."""
 NO_SPANS = np.zeros((0, 2), np.int64)
 
 

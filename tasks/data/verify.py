@@ -1,6 +1,6 @@
 """Verification of caches: their differences from the current sources, settings and code."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,22 +17,14 @@ from phasewise.tasks.data.tokenizer import check_tokenizer
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
+from phasewise.trainer.base.storage import read_yaml
 from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SourceFile, Split, read_manifest
 
 DIGEST_THREADS = 8
 NOTHING = "nothing"
 PREPARE = "prepare the data again"
-REMEDIES = {
-    "pin": "correct the pin, or take it out",
-    "damaged": "delete its folder and prepare the data again",
-    "edited": "delete its folder and prepare the data again",
-    "turned away": "take it away, or exclude it",
-    "not collected": "prepare the data: `phasewise data prepare` collects it",
-    "files gone": "put the files back, or correct the source",
-    "unreadable": "repair or exclude what its quarantine file names, or raise max_bad_fraction",
-    "without text": "look into its files, or raise max_empty_fraction",
-}
+REMEDIES: Mapping[str, str] = read_yaml(Path(__file__).with_name("difference_remedies.yaml"))
 """Word of a difference → remedy. The remedy for other differences is `PREPARE`."""
 FOLLOWS = "tokenizer changed"  # listed last, because the text of any component may change the tokenizer
 

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from phasewise.tasks.data import caches, conversation_text, documents, filters, reading, tokenizer
 from phasewise.tasks.data.caches import cache_key
+from phasewise.tasks.data.conversation import BUILT_IN
 from phasewise.tasks.data.documents import split_texts
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
@@ -126,3 +127,4 @@ def test_every_module_that_decides_bytes_or_measures_is_in_a_version_and_each_ve
         (filters.NORMALIZER, (filters,)),
     ):  # fmt: skip
         assert identity.code_digest(*code) in version
+    assert identity.digest_of_json(BUILT_IN)[: identity.DIGITS] in conversation_text.COMPOSER
