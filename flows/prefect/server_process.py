@@ -75,8 +75,7 @@ def serve(listening: socket.socket, port: int) -> None:
     collect_rarely()
     os.chdir(os.environ["PREFECT_HOME"])  # Prefect's migrations put the current folder on the module path
     end_with_parent(0)
-    url = str(PREFECT_API_DATABASE_CONNECTION_URL.value())
-    MODELS_DEPENDENCIES["database_config"] = SerializedWrites(connection_url=url)
+    MODELS_DEPENDENCIES["database_config"] = SerializedWrites(connection_url=str(PREFECT_API_DATABASE_CONNECTION_URL.value()))
     FlowRun.__table__.c.name.default = ColumnDefault(scheduled_name)  # pyright: ignore[reportAttributeAccessIssue]  # it is a Column
     background_workers.Worker = QuietWorker  # pyright: ignore[reportPrivateImportUsage]  # `background_worker` starts it
     app = create_app(final=True)

@@ -62,8 +62,7 @@ def check_parameters(deployment: Mapping[str, Any], given: Mapping[str, Any]) ->
         for one in value if isinstance(value, list) else [value]:
             if choices and one not in choices:
                 raise ConfigError(f"{parameter}: expected a choice of the form, found {one!r}, {near(str(one), choices)}")
-    defaults = {parameter: field["default"] for parameter, field in fields.items() if "default" in field}
-    complete = {**defaults, **fixed, **given}
+    complete = {**{parameter: field["default"] for parameter, field in fields.items() if "default" in field}, **fixed, **given}
     check_fixed(name, fixed, complete)
     if missing := [parameter for parameter in form.get("required", ()) if parameter not in complete]:
         raise ConfigError(f"the deployment {name} needs the {missing[0]}: choose it in the form.")

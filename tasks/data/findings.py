@@ -210,8 +210,7 @@ class Tally(Frozen):
     @property
     def bad_fraction(self) -> float:
         """Share of the unusable documents, or of the files with faults if it is larger."""
-        documents = sum(self.bad_documents.values()) / max(1, self.documents)
-        return max(documents, len(self.bad_files) / max(1, self.files))
+        return max(sum(self.bad_documents.values()) / max(1, self.documents), len(self.bad_files) / max(1, self.files))
 
     @property
     def empty(self) -> dict[str, int]:
@@ -221,8 +220,7 @@ class Tally(Frozen):
     @property
     def empty_fraction(self) -> float:
         """Share of the documents without text, or of the files without text if it is larger."""
-        documents = sum(self.empty.values()) / max(1, self.documents)
-        return max(documents, len(self.empty_files) / max(1, self.files))
+        return max(sum(self.empty.values()) / max(1, self.documents), len(self.empty_files) / max(1, self.files))
 
     @property
     def reasons(self) -> dict[Reason, str]:

@@ -171,8 +171,7 @@ def sign_part(folder: Path, part: Numbered, number: int, num_buckets: int) -> No
         for group in range(parquet.num_row_groups):
             texts = [str(text).encode() for text in parquet.read_row_group(group, ["text"])["text"].to_pylist()]
             words = split_words(b"\n".join(texts))
-            ends = np.cumsum([len(text) + 1 for text in texts])
-            bounds = np.searchsorted(words.starts, [0, *ends])
+            bounds = np.searchsorted(words.starts, [0, *np.cumsum([len(text) + 1 for text in texts])])
             hashes = [words.hashes[start:stop] for start, stop in pairwise(bounds.tolist())]
             keep = [at for at, each in enumerate(hashes) if len(each) >= MIN_WORDS and not left_out[row + at]]
             runs = [_runs(hashes[at]) for at in keep]

@@ -160,8 +160,7 @@ class _ArrowTable:
             check_expansion(unpacked_bytes, self._size)
             filled = [name for name in watched if batch.column(name).null_count < len(batch)]
             yield batch.select(names) if columns else batch, filled
-        position = self._file.tell()
-        self._file.seek(max(0, position - len(END_OF_STREAM)))
+        self._file.seek(max(0, self._file.tell() - len(END_OF_STREAM)))
         if not self._file.read(len(END_OF_STREAM)).endswith(END_OF_STREAM if self._has_mark else END_OF_STREAM[4:]):
             raise FileFault("truncated", "the file ends without the mark of the stream's end")
 

@@ -152,8 +152,7 @@ def _prompt(needles: Needles, draw: _Draw, haystack: Sequence[str], words: int) 
             before = " ".join(parts)
         parts.append(NEEDLE.format(key=draw.keys[number], value=draw.values[number]))
         done = at
-    question = QUESTION.format(key=draw.keys[draw.gold])
-    return re.sub(" +", " ", " ".join([*parts, *text[done:], question])), before
+    return re.sub(" +", " ", " ".join([*parts, *text[done:], QUESTION.format(key=draw.keys[draw.gold])])), before
 
 
 def lengths_of(suite: str) -> tuple[int, ...]:

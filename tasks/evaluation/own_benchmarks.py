@@ -177,8 +177,7 @@ def _leaves(name: str, names: Mapping[str, tuple[str, tuple[Path, ...]]], seen: 
         return [(name, paths[0])]
     members: list[Any] = []
     for path in paths:
-        settings = _read(path.resolve()).settings
-        listed = settings.get(TASK)
+        listed = _read(path.resolve()).settings.get(TASK)
         members += [listed] if kind == TAG else listed if isinstance(listed, list) else [listed]
     found: list[tuple[str, Path]] = []
     for member in members:

@@ -198,8 +198,7 @@ def measure_policies(step: StepShape, where: Slice, policies: Sequence[Remat], t
     once = step_flops(model, sequences).total
     flops = np.array([(once + recomputed_flops(model, sequences, remat)) / where.devices for remat in policies], float)
     output = np.array(["output" not in kept_names(remat) for remat in policies], float)
-    again = np.array([remat != "none" for remat in policies], float)
-    return Policies(kept[:, 0], kept[:, 1], flops, output, again)
+    return Policies(kept[:, 0], kept[:, 1], flops, output, np.array([remat != "none" for remat in policies], float))
 
 
 def estimate(step: StepShape, where: Slice, setting: Setting, policies: Policies) -> Estimates:

@@ -56,8 +56,7 @@ def build_data_docs(folder: str | Path, verdicts: Sequence[Verdict]) -> Path:
     latest = {f"{verdict.subject} {verdict.suite}": verdict for verdict in verdicts}
     with locked(folder / LOCK, wait=True) if file_system_of(folder) is None else nullcontext():
         pages = {STYLE_SHEET: static_files()[STYLE_SHEET].decode()}
-        cards = [_add_pages(pages, name, verdict) for name, verdict in latest.items()]
-        pages[INDEX] = index_page(cards)
+        pages[INDEX] = index_page([_add_pages(pages, name, verdict) for name, verdict in latest.items()])
         for path, content in pages.items():
             write_atomically(folder / path, content.encode())
         kept = {folder / path for path in (*pages, LOCK)}

@@ -71,8 +71,7 @@ def ending(code: int) -> str:
 def last_line(log: Path, after_bytes: int = 0) -> str:
     """Return the last informative line of a log after its first `after_bytes`, such as the exception of a traceback."""
     with suppress(FileNotFoundError), open(log, "rb") as file:
-        end = file.seek(0, 2)
-        file.seek(max(after_bytes, end - READ_BYTES))
+        file.seek(max(after_bytes, file.seek(0, 2) - READ_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
         return next((line.strip()[:500] for line in reversed(lines) if line.strip() and not _FRAME.match(line)), "")
     return ""

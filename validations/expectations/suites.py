@@ -2,15 +2,15 @@
 
 import re
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import yaml
 
 from phasewise.trainer.base.identity import code_digest, digest_of_file, digest_of_json
+from phasewise.trainer.base.storage import read_yaml
 from phasewise.trainer.metrics import ALL_GROUPS
 from phasewise.validations.evidence.floor import NUM_TESTS
 from phasewise.validations.evidence.health.phenomena import GROUP_MEASURES, PHENOMENA
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DATA_SUITE, HEALTH_SUITE, GATE_SUITE = "data", "health", "gate"
 SUITE_FILE = Path(__file__).with_name("suites.yaml")
-SUITE_DATA: Mapping[str, Any] = yaml.load(SUITE_FILE.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+SUITE_DATA: Mapping[str, Any] = read_yaml(SUITE_FILE)
 OBSERVED = "observed"
 BY_GROUP = "by_group"  # rule of `suites.yaml` for all measures per group of weights
 OF_GROUPS = {f"{measure}/{group}" for measure in GROUP_MEASURES for group in ALL_GROUPS}
@@ -108,9 +108,9 @@ class Suite:
 
     name: str
     number: int  # raised by hand when the suite's expectations change. `version_of` detects every edit
-    tables: tuple[str, ...]
+    tables: Sequence[str]
     checks: Callable[[Mapping[str, Any], Tables], tuple[Check, ...]]  # builds the checks from thresholds and tables
-    evidence: tuple[str, ...] = ()  # globs below `validations/evidence` of the modules that make the tables
+    evidence: Sequence[str] = ()  # globs below `validations/evidence` of the modules that make the tables
 
 
 def _data_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check, ...]:
@@ -255,26 +255,8 @@ def expect_rows(table: str, what_to_do: str) -> Check:
     )
 
 
-SUITES = {
-    suite.name: suite
-    for suite in (
-        Suite(
-            DATA_SUITE,
-            5,
-            ("caches", "differences", "mixture", "leakage", "leaked_items", "order", "shifts", "packing", "hand_off"),
-            _data_checks,
-            ("caches.py", "mixture.py", "leakage/*.py", "order/*.py"),
-        ),
-        Suite(HEALTH_SUITE, 1, ("health",), _health_checks, ("health/*.py",)),
-        Suite(
-            GATE_SUITE,
-            7,
-            ("asked", "benchmarks", "bits_per_byte", "comparable", "falls", "rises", "likelihoods", "needles", "exposure", "answers"),
-            _gate_checks,
-            ("gate.py", "floor.py", "exposure.py", "parent_comparison.py", "proportions.py"),
-        ),
-    )
-}
+_BUILDERS = {DATA_SUITE: _data_checks, HEALTH_SUITE: _health_checks, GATE_SUITE: _gate_checks}
+SUITES = {name: Suite(name, checks=checks, **SUITE_DATA["suites"][name]) for name, checks in _BUILDERS.items()}
 
 
 def checks_of(name: str, thresholds: Mapping[str, Any]) -> tuple[Check, ...]:

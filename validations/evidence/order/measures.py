@@ -251,8 +251,7 @@ def _output_bits(places: np.ndarray, length: int) -> dict[str, np.ndarray]:
 
 def _packed(bits: np.ndarray) -> np.ndarray:
     """Pack rows of bits into 64-bit words, padded with zeros."""
-    filled = np.pad(bits.astype(np.uint8), ((0, 0), (0, -bits.shape[1] % 64)))
-    return np.packbits(filled, axis=1).view(np.uint64)
+    return np.packbits(np.pad(bits.astype(np.uint8), ((0, 0), (0, -bits.shape[1] % 64))), axis=1).view(np.uint64)
 
 
 def walsh_hadamard(values: np.ndarray) -> np.ndarray:
