@@ -33,7 +33,6 @@ OTHERS: dict[str, str] = {
     "tasks/report/export.py": MADE_HERE,
     "validations/evidence/leakage/detokenize.py": "a tokenizer that the library tokenizers has read and written again",
     "validations/evidence/leakage/fold.py": "a table of an installed package",
-    "validations/expectations/suites.py": "the suites, in this folder",
     "tasks/evaluation/made_benchmarks.py": "items whose digest the manifest names, compared first",
     "tasks/evaluation/benchmark_definitions.py": "a YAML file of this package",
     "tasks/evaluation/own_benchmarks.py": "a user's YAML of lm-eval, by a safe loader; its digest is in the key of each result",
