@@ -31,6 +31,7 @@ GROUPS = {
     },
     "Results": {
         "evaluate": "Measure a checkpoint with benchmarks or on a text.",
+        "results": "Print published scores, and rank your own among them.",
         "sample": "Continue a text with a trained model.",
         "chat": "Hold a conversation with a trained model.",
         "export": "Write weights as a Hugging Face folder.",

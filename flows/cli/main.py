@@ -352,6 +352,18 @@ def order(kind: str, length: int, seed: int, as_json: bool) -> None:
     sys.exit(0 if judgement["passes"] else 1)
 
 
+@main.command()
+@click.option("--benchmark", metavar="NAME", help="Part of a benchmark's name. Default: all.")
+@click.option("--model", metavar="NAME", help="Part of the name of a model, or RECIPE/PHASE. Default: all.")
+@click.option("--own", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Output of evaluate --json to rank.")
+@json_option
+def results(benchmark: str | None, model: str | None, own: str | None, as_json: bool) -> None:
+    """Print published scores of this project's recipes and of other models, with ranks."""
+    from phasewise.flows.cli.results import find_results, print_results
+
+    print_found(find_results(benchmark, model, own), print_results, as_json=as_json)
+
+
 def writing_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that decide how a model continues a text."""
     options = (
