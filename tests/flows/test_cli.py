@@ -22,7 +22,7 @@ from phasewise.trainer.base.storage import read_json, write_json
 from tests.flows.commands import PHASES, Run, assert_refused, read
 
 COMMANDS = {
-    "sample", "chat", "doctor", "try", "gc", "goodput", "data fetch", "data generate", "figures", "why",
+    "sample", "chat", "doctor", "try", "gc", "goodput", "data fetch", "data generate", "figures", "why", "results",
     "run", "show", "lineage", "data prepare", "data verify", "evaluate", "card", "export", "approve", "report", "verify", "up", "scan",
     "order", "preflight", "status", "mixture", "new", "schema", "trace", "tokenizer train", "tokenizer truncate", "tokenizer compare",
 }  # fmt: skip
