@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import rich.box
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from phasewise.flows.cli.terminal import print_table
 from phasewise.trainer.base.errors import ConfigError, DataError
-from phasewise.trainer.base.storage import read_json
+from phasewise.trainer.base.storage import read_json, read_yaml
 
 TABLES = Path(__file__).parents[1] / "recipes" / "published.yaml"
 
@@ -24,7 +23,7 @@ def find_results(benchmark: str | None, model: str | None, own: str | None) -> d
     """
     evaluated = _scores_of(Path(own)) if own else {}
     found: list[dict[str, Any]] = []
-    for table in yaml.safe_load(TABLES.read_text(encoding="utf-8"))["tables"]:
+    for table in read_yaml(TABLES)["tables"]:
         labels: dict[str, str | None] = table["benchmarks"]
         scores = {name: dict(zip(labels, values, strict=True)) for name, values in table["models"].items()}
         columns = [column for column in labels if benchmark is None or benchmark.lower() in f"{column} {labels[column] or ''}".lower()]
