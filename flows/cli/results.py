@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from phasewise.flows.cli.terminal import print_table
-from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import read_json, read_yaml
 
 TABLES = Path(__file__).parents[1] / "recipes" / "published.yaml"
@@ -21,7 +21,7 @@ def find_results(benchmark: str | None, model: str | None, own: str | None) -> d
     of names. `own`: output of `phasewise evaluate --json`, whose scores join the tables with the same benchmark, shots and metric. The
     ranks of such a table are over the shared benchmarks. Raises ConfigError if nothing matches.
     """
-    evaluated = _scores_of(Path(own)) if own else {}
+    evaluated = {f"{one['benchmark']} {one['metric']}": 100 * one["value"] for one in read_json(Path(own))["results"]} if own else {}
     found: list[dict[str, Any]] = []
     for table in read_yaml(TABLES)["tables"]:
         labels: dict[str, str | None] = table["benchmarks"]
@@ -40,22 +40,12 @@ def find_results(benchmark: str | None, model: str | None, own: str | None) -> d
                 "average": sum(of_model[column] for column in columns) / len(columns), "mean_rank": sum(ranks) / len(ranks),
                 "mean_reciprocal_rank": sum(1 / rank for rank in ranks) / len(ranks),
             })  # fmt: skip
-        rows = [row for row in rows if model is None or model.lower() in f"{row['model']} {row['phase'] or ''}".lower()]
-        if rows:
+        if rows := [row for row in rows if model is None or model.lower() in f"{row['model']} {row['phase'] or ''}".lower()]:
             head = {"name": table["name"], "source": table["source"], "unit": table.get("unit", "percent")}
             found.append({**head, "benchmarks": {column: labels[column] for column in columns}, "rows": rows})
     if not found:
-        asked = ", ".join(f"{name} {value}" for name, value in (("--benchmark", benchmark), ("--model", model), ("--own", own)) if value)
-        raise ConfigError(f"results: expected a published score for {asked}, found none. `phasewise results` prints all tables.")
+        raise ConfigError("results: expected a published score with these names, found none. Without options, all tables are printed.")
     return {"tables": found}
-
-
-def _scores_of(path: Path) -> dict[str, float]:
-    """Benchmark with its metric → score in percent, from the output of `phasewise evaluate --json`."""
-    try:
-        return {f"{one['benchmark']} {one['metric']}": 100 * float(one["value"]) for one in read_json(path)["results"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: expected the output of `phasewise evaluate --json`, found no results in it ({error}).") from None
 
 
 def print_results(found: dict[str, Any]) -> None:

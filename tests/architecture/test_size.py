@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("trainer", "validations", "tasks", "flows", "deployments")
 MAX_FUNCTION_LINES, SMALL_FILE_LINES = 80, 80
 BUDGET = {
-    "lines": 59_900,
-    "files": 353,
-    "small files with one importer": 16,
+    "lines": 59_980,
+    "files": 354,
+    "small files with one importer": 17,
     "functions per 100 lines of code": 6.5,
     "lines of experiments": 9_710,
-    "lines of tests": 44_720,
+    "lines of tests": 44_770,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)

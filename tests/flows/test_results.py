@@ -31,7 +31,7 @@ def test_a_query_names_benchmark_and_model(phasewise: Run):
     assert named[0]["rows"][0]["scores"] == {"MK-NIAH 256K": 0.994, "MK-NIAH 512K": 0.976, "MK-NIAH 1M": 0.42}
     (of_phase,) = read(phasewise("results --json --model marin-32b/mantis"))["tables"]
     assert [(row["model"], round(row["mean_rank"], 2)) for row in of_phase["rows"]] == [("Marin 32B (Mantis)", 3.05)]
-    assert_refused(phasewise("results --model nobody"), 2, "expected a published score for --model nobody")
+    assert_refused(phasewise("results --model nobody"), 2, "expected a published score with these names, found none")
 
 
 @pytest.mark.parametrize(("value", "rank"), [(0.9, 1), (0.01, 7)])
