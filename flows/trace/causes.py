@@ -81,7 +81,8 @@ def explain(traced: Traced, step: int, *, replays: bool = False) -> dict[str, An
     scored, common, components = _rows(traced, run, step)
     remarks = [] if scored else [f"{run.output} has no losses of the rows of step {step}: an earlier version trained it."]
     common = score if common is None else common
-    shown = sorted(scored, key=lambda row: -abs(row["score"]))[:MAX_SHOWN]
+    direction = math.copysign(1.0, score) if abs(score) >= CLEAR else 0.0  # a rise is of rows with a high loss
+    shown = sorted(scored, key=lambda row: -(direction * row["score"] if direction else abs(row["score"])))[:MAX_SHOWN]
     for row in shown:
         of_row = trained_at(traced, phase, step, row["row"])
         each = zip(of_row, excerpts(traced, of_row), predicted(traced, of_row), strict=True)

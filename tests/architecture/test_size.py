@@ -16,7 +16,7 @@ BUDGET = {
     "files": 354,
     "small files with one importer": 17,
     "functions per 100 lines of code": 6.5,
-    "lines of experiments": 9_710,
+    "lines of experiments": 9_890,
     "lines of tests": 44_770,
 }
 """Of product code, but for the last two."""
