@@ -26,7 +26,7 @@ Steps = tuple[int, int]
 class Measure(Frozen):
     """A number of a run, from a column of `metrics.jsonl`. `steps` and `before` are the first and the last step."""
 
-    of: Literal["mean", "change", "slope", "spikes"]
+    of: Literal["mean", "change", "slope", "spikes", "deviation"]
     column: str
     steps: Steps
     before: Steps | None = None
@@ -46,6 +46,8 @@ class Measure(Frozen):
             middle = np.median(windows, axis=1)
             spread = np.median(np.abs(windows - middle[:, None]), axis=1)
             return float((values[SPIKE_WINDOW:] > middle + SPIKE_DEVIATIONS * spread).sum())
+        if self.of == "deviation":
+            return float(np.diff(values).std() / np.sqrt(2))
         return float(values.mean() - (before.mean() if self.of == "change" else 0.0))
 
 
