@@ -87,6 +87,11 @@ def check_parameters(deployment: Mapping[str, Any], given: Mapping[str, Any]) ->
             for option in ("retrain", "extend"):
                 check_named(complete.get(option, ()), phases, f"--{option}")
             check_slices(recipe, phases)
+        elif work == "try_phase":
+            from phasewise.flows.experiments.arms import plan_experiment
+
+            target = f"{complete['recipe']}/{wanted}"
+            plan_experiment(target, complete.get("scale", "proxy"), complete.get("home"), complete["arms"], 1, complete.get("control"))
 
 
 @dataclass

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("trainer", "validations", "tasks", "flows", "deployments")
 MAX_FUNCTION_LINES, SMALL_FILE_LINES = 80, 80
 BUDGET = {
-    "lines": 59_980,
+    "lines": 59_990,
     "files": 354,
     "small files with one importer": 17,
     "functions per 100 lines of code": 6.5,

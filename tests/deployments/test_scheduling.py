@@ -72,6 +72,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (OCELOT, {"settings": {"__prefect_kind": "json", "value": '["kestrel.nonsense=1"]'}}, REFUSAL),
     (OCELOT, {"settings": ["slice=v5e-256"]}, "phase ocelot of marin-8b-proxy needs the slice v5e-256, and only this machine can train"),
     (OCELOT, {"retrain": "maybe"}, "'maybe' is not of type 'boolean'"),
+    ("try/~ try", {"recipe": "marin-8b", "phase": "ocelot", "arms": ["hot"]}, "--arm takes NAME:FIELD=VALUE or NAME:PHASE"),
+    ("try/~ try", {"recipe": "marin-8b", "phase": "ocelot", "arms": ["hot:nonsense=1"]}, "ocelot-hot-1 has no field 'nonsense'"),
     (TRAIN, {"up_to": "kestrel", "retrain": ["ocelot"]}, "--retrain names ocelot: expected phases of this run (kestrel)."),
 ]
 
