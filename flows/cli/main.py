@@ -110,7 +110,7 @@ def try_arms(target: str, scale: Scale | None, home: str | None, as_json: bool, 
     FIELD=VALUE is a change as of --set. PHASE is a phase with an equal start. The table has the difference of each measure from the
     control, with a 95 % interval. Resumes unfinished work. A refused arm is a row of the table.
     """
-    from phasewise.flows.cli.try_arms import print_experiment, try_target
+    from phasewise.flows.cli.experiments import print_experiment, try_target
     from phasewise.flows.recipes import scale_of
 
     print_found(try_target(target, scale_of(target, scale), home, **experiment), print_experiment, as_json=as_json)
@@ -126,7 +126,7 @@ def figures(names: tuple[str, ...], home: str | None, as_json: bool) -> None:
 
     The line of a figure has the verdict, and the difference of each arm from the control with a 95 % interval. Resumes unfinished work.
     """
-    from phasewise.flows.cli.try_arms import print_figures, run_figures
+    from phasewise.flows.cli.experiments import print_figures, run_figures
 
     found = run_figures(names, home)
     print_found({"figures": found}, lambda value: print_figures(value["figures"]), as_json=as_json)
@@ -245,7 +245,7 @@ def mixture(target: str, scale: Scale, home: str | None, as_json: bool, targets:
 
     The counts of each component fit the block of the data order, and no component is left out without --zero.
     """
-    from phasewise.flows.cli.mixture import print_mixture, search_target
+    from phasewise.flows.cli.experiments import print_mixture, search_target
 
     print_found(search_target(target, scale, home, target=targets, **options), print_mixture, as_json=as_json)
 
@@ -560,8 +560,8 @@ def why(target: str, scale: Scale, home: str | None, as_json: bool, step: int, *
     With --replay, name the layer whose last update raised the loss. Exit 1 if the phase was trained on other data than the current recipe
     specifies.
     """
-    from phasewise.flows.cli.why import print_why
-    from phasewise.flows.cli.why import why as why_command
+    from phasewise.flows.cli.trace import print_why
+    from phasewise.flows.cli.trace import why as why_command
 
     found = why_command(target, scale, home, step, replays=replays)
     print_found(found, print_why, as_json=as_json)

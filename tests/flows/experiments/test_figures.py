@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.cli.try_arms import run_figures
+from phasewise.flows.cli.experiments import run_figures
 from phasewise.flows.experiments.arms import plan_experiment
 from phasewise.flows.experiments.figures import Measure, declared_figures, target_of
 from phasewise.trainer.base.errors import ConfigError
