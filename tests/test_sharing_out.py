@@ -1,9 +1,15 @@
+import re
+
 from tests.sharing_out import LONGEST, OPERATED, TESTS, TOGETHER, runs_with
 
 
 def test_the_named_files_are_there_and_those_that_operate_what_is_up_ask_for_it():
     assert [place for place in (*LONGEST, *(place for places in TOGETHER for place in places)) if not (TESTS / place).exists()] == []
-    asking = {path.relative_to(TESTS).as_posix() for path in (TESTS / "deployments").glob("test_*.py") if "(up: Up" in path.read_text()}
+    asking = {
+        path.relative_to(TESTS).as_posix()
+        for path in (TESTS / "deployments").glob("test_*.py")
+        if re.search(r"\(up: (\w+\.)?Up", path.read_text())
+    }
     assert asking == set(OPERATED)
 
 

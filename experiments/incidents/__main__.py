@@ -129,6 +129,11 @@ def page_of(outcomes: Sequence[Outcome]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Replay the named incidents, or all. Return 1 if an incident is missed or a twin is refused."""
+    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "TPU_SKIP_MDS_QUERY": "1"}
+    import phasewise.trainer.loop
+    from tests.trainer.conftest import build_train_step
+
+    phasewise.trainer.loop.build_train_step = build_train_step  # runs of one model share the compiled update
     incidents = read_incidents()
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[*incidents, []], help="names of incidents.yaml, default all")

@@ -16,11 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "TPU_SKIP_MDS_QUERY": "1"}
-
 from dask.distributed import LocalCluster
 
-import phasewise.trainer.loop
 from experiments.survival.runs import tiny_recipe
 from phasewise.flows import api
 from phasewise.flows.cli.data import verify
@@ -32,7 +29,7 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import read_metrics
 from phasewise.trainer.run import execute
 from tests.tasks.conftest import tiny_run, write_lines, write_prose
-from tests.trainer.conftest import build_train_step, write_documents
+from tests.trainer.conftest import write_documents
 from tests.trainer.token_caches import write_passing_verdict, write_token_cache
 
 RECIPE, DATA, START, STEP, GATE = STAGES = ("recipe", "data", "start", "step", "gate")
@@ -41,7 +38,6 @@ COMPONENTS = {"code": 50.0, "law": 25.0, "web": 25.0}
 DOCUMENTS = 80
 Raw = dict[str, Any]
 Edit = Callable[[Raw], object]
-phasewise.trainer.loop.build_train_step = build_train_step  # runs of one model share the compiled update
 
 
 @dataclass

@@ -169,7 +169,12 @@ def test_details_are_lines_of_verbose_commands(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(
     ("words", "completed"),
-    [("show mar", "marin-8b marin-32b"), ("run marin-8b/kes", "marin-8b/kestrel"), ("status --fu", "--full"), ("evaluate x/", "")],
+    [
+        ("show mar", "marin-8b marin-32b"),
+        ("run marin-8b/kes", "marin-8b/kestrel marin-8b/kestrel-as-reported"),
+        ("status --fu", "--full"),
+        ("evaluate x/", ""),
+    ],
 )
 def test_the_shell_completes_recipes_phases_and_options(words: str, completed: str):
     *before, last = words.split()

@@ -110,6 +110,6 @@ def test_a_watched_run_ends_with_the_same_weights_and_writes_every_name(
     assert [row["step"] for row in rows if "grad_norm/query/1" in row] == [3, 6, 9]
     entries = {name: metric_of(name) for row in rows for name in row}
     assert [name for name, entry in entries.items() if entry is None] == []
-    missing = [metric for metric in TABLE if metric not in entries.values()]
+    missing = [metric for metric in TABLE if metric not in entries.values() and not metric.name.startswith("own_text")]
     assert [metric.name for metric in missing if "experts" not in metric.when] == ["batch_het", "counted_tokens"]  # of parts; packed
     assert all(value is not None for row in rows for value in row.values())

@@ -439,7 +439,7 @@ def test_a_known_recipe_shows_its_plan_before_it_begins(tmp_path: Path) -> None:
     found = site.shelf.find("marin-8b", "proxy")
     assert found is not None
     said = text_of(pages.recipe_page(site, Links(found.path), found))
-    assert "37 phases: 37 not started" in said
+    assert "38 phases: 38 not started" in said
     starling = site.shelf.phase(found, "starling")
     assert starling is not None
     said = text_of(pages.phase_page(site, Links(str(starling.address)), found, starling))

@@ -135,10 +135,14 @@ def last_step(run: RunConfig) -> int:
 
 
 def assert_nearly_equal(rows: list[Row], expected: list[Row]) -> None:
-    """The same updates, the same batches, and numbers within float32 rounding: other devices add up in another order."""
+    """The same updates, the same batches, and numbers within float32 rounding: other devices add up in another order.
+
+    `batch_het` compares the parts of a batch, which are others on another mesh.
+    """
     assert [row["step"] for row in rows] == [row["step"] for row in expected] == list(range(1, 9))
     for row, wanted in zip(rows, expected, strict=True):
-        assert row == pytest.approx(wanted, rel=2e-5, abs=1e-6)
+        ours, theirs = ({name: value for name, value in one.items() if name != "batch_het"} for one in (row, wanted))
+        assert ours == pytest.approx(theirs, rel=2e-5, abs=1e-6)
 
 
 @pytest.fixture(scope="module")
