@@ -8,6 +8,7 @@ import argparse
 import csv
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -47,8 +48,9 @@ def main() -> None:
     for size in SIZES:
         _, unseen, measured = paired(folder, "test", size)
         predicted = law.losses(unseen)
-        ranks = [float(spearmanr(predicted[:, one], measured[:, one]).statistic) for one in range(len(names))]
-        mean = float(spearmanr(predicted.mean(axis=1), measured.mean(axis=1)).statistic)
+        found: list[Any] = [spearmanr(predicted[:, one], measured[:, one]) for one in range(len(names))]
+        of_mean: Any = spearmanr(predicted.mean(axis=1), measured.mean(axis=1))
+        ranks, mean = [float(one.statistic) for one in found], float(of_mean.statistic)
         cells = (np.mean(ranks), min(ranks), ranks[names.index(PILE_CC)], mean)
         print(f"| {size} | {len(unseen)} | {' | '.join(f'{cell:.4f}' for cell in cells)} |")
 

@@ -8,6 +8,7 @@ import pytest
 
 from experiments.survival.runs import COMPONENTS
 from phasewise.flows.recipes import load_written
+from phasewise.flows.recipes.phase import HandOff
 from phasewise.flows.resolved import resolve_phase
 from phasewise.flows.search_mixture import write_recipe
 from phasewise.trainer.base.identity import digest_of_file, read_sealed
@@ -40,7 +41,9 @@ def test_hand_offs_of_the_written_recipe_declare_the_mixture(recipe: str, tmp_pa
         written = load_written(str(path))
         assert written.name == path.stem.lower()
         assert written.phase(phase).mixture.at(chosen.start_step) == shares
-        assert ("mixture" in written.phases[1].start.declares) == changes
+        start = written.phases[1].start
+        assert isinstance(start, HandOff)
+        assert ("mixture" in start.declares) == changes
 
 
 @pytest.mark.long
