@@ -1,6 +1,6 @@
 """Causes of planted faults, ranked by `phasewise why`: `python -m experiments.studies.causes`.
 
-Ten kinds of garbage documents are planted among the files of this repository, in several trainings of a small model until 20 have trained.
+Ten kinds of garbage documents are planted among the files of this repository, five in a training of a small model, until 20 have trained.
 Each must be in the first row, as its first document, at the step that trains on most of its tokens. Ten faults of one layer are planted in
 checkpoints: scaled, random or missing weights, or lost moments of the optimizer. The replay of the first step after the fault must name the
 layer. `docs/how-to/why.md` has the figures.
@@ -40,7 +40,7 @@ from phasewise.trainer.state import TrainState
 from tests.tasks.data.builds import write_documents
 
 STEPS, EVERY, BATCH, LENGTH, VOCABULARY = 300, 20, 16, 128, 1000
-PLANTS, FAULTS, MAX_CHARACTERS = 20, 10, 2500
+PLANTS, PER_RUN, FAULTS, MAX_CHARACTERS = 20, 5, 10, 2500
 COMPONENTS = {"medu_science_qa": ("docs", "**/*.md"), "dolmino_stackexchange": ("trainer", "**/*.py"), "flan": ("tests", "**/*.py")}
 OTHER = ("příliš", "žluťoučký", "kůň", "úpěl", "ďábelské", "ódy", "a", "nesl", "břemeno")
 BROKEN = tuple(word.encode().decode("latin-1") for word in ("äö", "über", "Größe", "für", "schön", "naïve", "café", "„Wort“"))
@@ -91,7 +91,9 @@ def prepared(folder: Path, seed: int, plants: dict[str, str]) -> tuple[Path, Hom
     plan = data_plan(recipe, home)
     for component in plan.components.values():
         write_documents(component.source, component.documents.folder, 1 << 20, None)
-    train_tokenizer((split_texts(one.documents.folder, "train") for one in plan.components.values()), VOCABULARY, plan.tokenizer)
+    planted = {text[:MAX_CHARACTERS] for text in plants.values()}
+    texts = (split_texts(one.documents.folder, "train") for one in plan.components.values())
+    train_tokenizer(([text for text in of_component if text not in planted] for of_component in texts), VOCABULARY, plan.tokenizer)
     for name, component in plan.components.items():
         for split in SPLITS:
             cache, documents = component.cache(split), component.documents.folder
@@ -106,7 +108,7 @@ def prepared(folder: Path, seed: int, plants: dict[str, str]) -> tuple[Path, Hom
 def garbage_ranks(folder: Path, seed: int) -> tuple[list[tuple[str, bool]], tuple[Path, Home, RunConfig]]:
     """Each kind and whether its document is first, and the training. Prints a line for each plant."""
     draw = random.Random(seed)
-    kinds = [*GARBAGE] * 2 + [*GARBAGE][:4]  # some are held out, or drawn early
+    kinds = ([*GARBAGE] * 2)[PER_RUN * (seed % 2) :][:PER_RUN]  # some are held out, or drawn early
     plants = {f"planted-{number}": GARBAGE[kind](draw) for number, kind in enumerate(kinds)}
     path, home, run = prepared(folder, seed, plants)
     train(run)
@@ -167,7 +169,7 @@ def main() -> None:
     ranks: list[tuple[str, bool]] = []
     last: tuple[Path, Home, RunConfig] | None = None
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(4):
+        for seed in range(8):
             if len(ranks) < PLANTS:
                 found, last = garbage_ranks(Path(folder) / str(seed), seed)
                 ranks += found
