@@ -17,7 +17,7 @@ BUDGET = {
     "small files with one importer": 14,
     "functions per 100 lines of code": 6.5,
     "lines of experiments": 9_890,
-    "lines of tests": 44_780,
+    "lines of tests": 44_790,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)
