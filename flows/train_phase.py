@@ -31,7 +31,7 @@ from phasewise.tasks.training.run_identity import last_saved_step, note_changed_
 from phasewise.tasks.training.task import train
 from phasewise.tasks.validation.task import ask_about_training, health_gate
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TrainingDiverged, VerdictError, WaitsForPerson
-from phasewise.trainer.base.identity import digest_of_file, digest_of_json
+from phasewise.trainer.base.identity import code_digest, digest_of_file, digest_of_json
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.config import Execution, RunConfig
 from phasewise.validations.waivers import accepted_in
@@ -68,7 +68,8 @@ def with_own_text(run: RunConfig, resolved: Resolved, phase: Phase) -> RunConfig
     url, evaluation, tokenizer = phase.evaluation.held_out, run.evaluation, resolved.plan.tokenizer
     if url is None or evaluation is None:
         return run
-    key = digest_of_json([own_text_key(url), digest_of_file(tokenizer), run.model.seq_len, evaluation.sequences])
+    code = code_digest("tasks/evaluation/corpus_fit.py")
+    key = digest_of_json([own_text_key(url), digest_of_file(tokenizer), run.model.seq_len, evaluation.sequences, code])
     path = resolved.home.root / "texts" / f"{key[:16]}.npz"
     if not path.exists():
         from phasewise.tasks.data.tokenizer import load_tokenizer, special_tokens

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import jax
 import numpy as np
@@ -104,7 +105,12 @@ def build_evaluate(
         return sums.cross_entropy / sums.tokens
 
     compiled = jax.jit(on_mesh(mean_loss, mesh))
-    own = np.load(evaluation.own_text) if evaluation.own_text else None
+    own: dict[str, np.ndarray] | None = None
+    if evaluation.own_text:
+        try:
+            own = dict(np.load(evaluation.own_text))  # the archive checks the bytes of each array
+        except (OSError, ValueError, BadZipFile) as error:
+            raise DataError(f"{evaluation.own_text}: expected rows of own text, found a damaged file: {error}. Delete it.") from None
 
     def evaluate(params: Params, ema: Params | None) -> Row:
         losses = [

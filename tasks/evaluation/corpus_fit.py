@@ -226,11 +226,13 @@ def write_rows(corpus: Corpus, tokenizer: Tokenizer, begin: int, path: Path, *, 
     """
     tokens: dict[str, list[np.ndarray]] = {}
     sizes: dict[str, int] = {}
+    full: set[str] = set()  # a later, shorter document would fit, but short documents are no sample of the subset
     for text in tokenize(corpus.documents(), tokenizer):
         sequence = np.concatenate([[begin], text.tokens]).astype(np.int32)
         cut = [sequence[start : start + seq_len] for start in range(0, len(text.tokens), seq_len - 1)]
         known = tokens.setdefault(text.subset, [])
-        if known and len(known) + len(cut) > rows:
+        if text.subset in full or (known and len(known) + len(cut) > rows):
+            full.add(text.subset)
             continue
         if len(cut) > rows:  # the bytes of the part that is measured
             cut = cut[:rows]

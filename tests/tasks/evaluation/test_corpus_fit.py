@@ -113,7 +113,7 @@ def test_the_fit_in_training_is_that_of_whole_documents(
     folder.mkdir()
     (folder / "short.txt").write_text("ba ce di fo")
     (folder / "long.txt").write_text(documents[0].text)  # of more rows than there is room for
-    (folder / "two.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("ba ce", documents[0].text)))
+    (folder / "two.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("ba ce", documents[0].text, "di")))
     length = model.config.seq_len
     rows = write_rows(Corpus(folder), model.tokenizer, 0, tmp_path / "rows.npz", seq_len=length, rows=2)
     held_out = {name: str(path) for name, path in caches.items()}
@@ -133,6 +133,11 @@ def test_the_fit_in_training_is_that_of_whole_documents(
         assert row[f"own_text_bits_per_byte/{name}"] == pytest.approx(bits[name] / sizes[name], rel=1e-5)
     assert row["own_text_bits_per_byte"] == pytest.approx(np.mean([bits[name] / sizes[name] for name in texts]), rel=1e-5)
     assert row["own_text_bits_per_byte_micro"] == pytest.approx(sum(bits.values()) / sum(sizes.values()), rel=1e-5)
+    content = bytearray(rows.read_bytes())
+    content[len(content) // 2] ^= 1
+    rows.write_bytes(content)
+    with pytest.raises(DataError, match="found a damaged file"):
+        build_evaluate(evaluation, model.config, Execution())
 
 
 def test_two_models_differ_in_the_token_that_one_dislikes_at_the_end_of_a_text(documents: list[Document], model: JaxLanguageModel):
