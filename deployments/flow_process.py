@@ -18,8 +18,7 @@ from phasewise.flows.prefect.stale_runs import stay_present
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import AlreadyHeld
 from phasewise.tasks.progress import LOGGER
-from phasewise.trainer.process.child_process import collect_rarely
-from phasewise.trainer.process.signals import stop_seconds
+from phasewise.trainer.process.child_process import collect_rarely, stop_seconds
 
 REPORT_SECONDS = 10.0
 """Time to report the end, after the trainer's time to save."""

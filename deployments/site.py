@@ -22,10 +22,9 @@ from phasewise.deployments.site_process import TOKEN_VARIABLE
 from phasewise.flows.prefect.access import LOOPBACK, OwnAddress
 from phasewise.flows.recipes import NAMES
 from phasewise.flows.site import pages
-from phasewise.flows.site.address import GATES, NAME, Gate, Links, PhaseAddress
-from phasewise.flows.site.shelf import Shelf
+from phasewise.flows.site.documents import asked_of
+from phasewise.flows.site.shelf import GATES, NAME, Gate, Links, PhaseAddress, Shelf
 from phasewise.flows.site.site import Site
-from phasewise.flows.site.tables import asked_of
 from phasewise.tasks.home import Home
 from phasewise.tasks.report.html import static_files
 from phasewise.tasks.store.publisher import publish_seconds

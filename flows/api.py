@@ -22,8 +22,7 @@ from phasewise.validations.verdict import Verdict
 if TYPE_CHECKING:
     from phasewise.trainer.data.loader import Batch, Loader
     from phasewise.trainer.model.params import Params
-    from phasewise.trainer.state import TrainState
-    from phasewise.trainer.step import StepMetrics
+    from phasewise.trainer.step import StepMetrics, TrainState
 
     Step = Callable[[TrainState, int, Batch], tuple[TrainState, StepMetrics]]
 
@@ -71,7 +70,7 @@ def build_loader(resolved: Resolved, phase: Phase) -> "Loader":
     Raises VerdictError without a valid verdict on exactly these data.
     """
     from phasewise.trainer.data.loader import Loader
-    from phasewise.trainer.process.verdict_check import check_verdict
+    from phasewise.trainer.run import check_verdict
 
     run = resolved.run(phase)
     check_verdict(run)
@@ -83,7 +82,7 @@ def build_step(resolved: Resolved, phase: Phase) -> "tuple[TrainState, Step]":
 
     The update number decides the learning rate. The step donates the old state, which must not be used again.
     """
-    from phasewise.trainer.checkpoints.hand_off import state_to_start_from
+    from phasewise.trainer.checkpoints.state import state_to_start_from
     from phasewise.trainer.interventions import scheduled_at
     from phasewise.trainer.sharding import place_batch, run_mesh
     from phasewise.trainer.step import build_train_step

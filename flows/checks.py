@@ -55,9 +55,14 @@ def check_sources(recipe: Recipe, home: Home) -> None:
             expand(source)
 
 
-def check_meshes(recipe: Recipe, phases: Iterable[Phase]) -> None:
-    """Check that the meshes of the recipe fit the devices, the models and the batches of their phases."""
+def check_machines(recipe: Recipe, phases: Iterable[Phase]) -> None:
+    """Check that meshes fit the devices, models and batches of their phases, and that this machine has the sinks of its own phases."""
     for phase in phases:
+        if any(name == LOCAL_SLICE for _, name in phase.slice.within(phase.start_step, phase.stop_step)):
+            try:
+                check_sinks(phase.instrumentation)
+            except ConfigError as error:
+                raise ConfigError(f"phase {phase.name}: {error}") from None
         if (mesh := phase.execution.mesh) is None:
             continue
         from phasewise.tasks.training.execution import machine_here
@@ -76,16 +81,6 @@ def check_meshes(recipe: Recipe, phases: Iterable[Phase]) -> None:
                 check_batch(mesh, phase.execution.microbatch_sequences or size, f"the batch from step {step}")
         except ConfigError as error:
             raise RecipeError(f"phase {phase.name} of {recipe.run_name}: {error}") from None
-
-
-def check_installed_sinks(phases: Iterable[Phase]) -> None:
-    """Raise ConfigError if a phase that trains on this machine names a sink whose package is not installed."""
-    for phase in phases:
-        if any(name == LOCAL_SLICE for _, name in phase.slice.within(phase.start_step, phase.stop_step)):
-            try:
-                check_sinks(phase.instrumentation)
-            except ConfigError as error:
-                raise ConfigError(f"phase {phase.name}: {error}") from None
 
 
 def check_slices(recipe: Recipe, phases: Iterable[Phase]) -> None:

@@ -12,7 +12,7 @@ from phasewise.tasks.phase_state import State
 from phasewise.tasks.training.pretrained import source_as_run
 from phasewise.tasks.validation.task import model_gate
 from phasewise.trainer.base.errors import TrainingError
-from phasewise.validations.waivers import accepted_in
+from phasewise.validations.limits import accepted_in
 
 
 @door(name="evaluate")

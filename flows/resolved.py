@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from phasewise.flows.checks import check_declared, check_installed_sinks, check_meshes, check_slices, check_sources
+from phasewise.flows.checks import check_declared, check_machines, check_slices, check_sources
 from phasewise.flows.plan import build_run, data_plan, stand_ins_of, start_of
 from phasewise.flows.recipes import FILE, at_scale, load_written, split_target
 from phasewise.flows.recipes.assignments import assigned, forked, settings_in_force
@@ -179,11 +179,6 @@ class Resolved:
         return data_plan(self.recipe, self.home, digests=self.digests)
 
     @property
-    def is_planned(self) -> bool:
-        """Whether `plan` exists already."""
-        return "plan" in self.__dict__
-
-    @property
     def is_prepared(self) -> bool:
         """Whether every cache is built."""
         return not missing_stand_ins(self.stand_ins, self.home.sources) and self.plan.is_built
@@ -252,8 +247,7 @@ class Resolved:
         check_usual(os.environ)
         new = [phase for phase in phases if phase.name not in self._checked]
         check_slices(self.recipe, new)
-        check_meshes(self.recipe, new)
-        check_installed_sinks(new)
+        check_machines(self.recipe, new)
         check_declared(self.recipe, new)
         self._checked.update(phase.name for phase in new)
         self.check_sources()

@@ -11,10 +11,9 @@ from pydantic import Field, ValidationError
 from phasewise.flows.prefect.flow_decorator import door, say_waiting, this_run
 from phasewise.flows.prepare_data import prepare_data
 from phasewise.flows.recipes import load_record
-from phasewise.flows.recipes.assignments import Settings
+from phasewise.flows.recipes.assignments import Settings, problems
 from phasewise.flows.recipes.feasibility import check_feasible
 from phasewise.flows.recipes.phase import HandOff, Phase
-from phasewise.flows.recipes.problems import problems
 from phasewise.flows.recipes.recipe import Recipe, Scale
 from phasewise.flows.recipes.starter import name_for
 from phasewise.flows.resolved import Resolved, resolve_phase
@@ -68,7 +67,11 @@ def search_mixture(
 
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     names = chosen.components
-    _check_names(chosen, target=target, zero=zero)
+    for option, listed in (("target", target), ("zero", zero)):
+        if unknown := [name for name in listed if name not in names]:
+            raise ConfigError(f"{option}: {chosen.name} has no component {unknown[0]!r}, {near(unknown[0], names)}")
+    if len(names) < 2:
+        raise ConfigError(f"phase {chosen.name}: expected at least 2 components to mix, found 1. Name another phase.")
     resolved.check([chosen])
     resolved.home.make_ready()
     with resolved.held(this_run(), on_wait=say_waiting):
@@ -113,14 +116,6 @@ def search_mixture(
             found["measured"].append(dict(zip(("natural", "swarm_best", "best"), values, strict=True)) | {"seed": seed})
         write_sealed(folder / "measured.json", found)
     return found
-
-
-def _check_names(phase: Phase, **given: Sequence[str]) -> None:
-    for option, listed in given.items():
-        if unknown := [name for name in listed if name not in phase.components]:
-            raise ConfigError(f"{option}: {phase.name} has no component {unknown[0]!r}, {near(unknown[0], phase.components)}")
-    if len(phase.components) < 2:
-        raise ConfigError(f"phase {phase.name}: expected at least 2 components to mix, found 1. Name another phase.")
 
 
 def _bounds(run: RunConfig, phase: Phase, zero: Sequence[str], max_epochs: float | None) -> tuple[np.ndarray, ...]:

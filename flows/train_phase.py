@@ -8,8 +8,7 @@ from prefect.artifacts import create_table_artifact
 from phasewise.flows.evaluate_checkpoint import evaluate_checkpoint
 from phasewise.flows.plan import setups_of
 from phasewise.flows.prefect.approvals import asking_people, take_answers
-from phasewise.flows.prefect.dependency_wait import or_wait, wake_others
-from phasewise.flows.prefect.flow_decorator import at_stage, door, say_waiting, this_run
+from phasewise.flows.prefect.flow_decorator import at_stage, door, or_wait, say_waiting, this_run, wake_others
 from phasewise.flows.preflight import preflight
 from phasewise.flows.prepare_data import prepare_data
 from phasewise.flows.recipes.assignments import Settings
@@ -34,7 +33,7 @@ from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TrainingD
 from phasewise.trainer.base.identity import code_digest, digest_of_file, digest_of_json
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.config import Execution, RunConfig
-from phasewise.validations.waivers import accepted_in
+from phasewise.validations.limits import accepted_in
 
 
 def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[PlannedSegment, ...]:

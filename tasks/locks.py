@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.storage import as_path, file_system_of, is_locked, locked, try_lock
-from phasewise.trainer.process.signals import positive_seconds
+from phasewise.trainer.process.child_process import positive_seconds
 
 LEASE_VARIABLE = "PHASEWISE_LEASE_SECONDS"
 LEASE_SECONDS = 30.0

@@ -119,7 +119,7 @@ def end_of(file: Path, reader: str, index: Path) -> End:
 def ends(files: Iterable[Path], readers: Sequence[str], folder: Path) -> Iterator[End]:
     """How each file ends under each reader, in a process of its own that is replaced when it dies or hangs."""
     from experiments.leakage_recall.made_items import made_items
-    from phasewise.tasks.validation.index_store import index_of_folder
+    from phasewise.tasks.validation.scan_pieces import index_of_folder
 
     (folder / "benchmarks" / "made").mkdir(parents=True)
     rows = [{"id": item.id, "question": item.question, "answer": item.solutions[0]} for item in made_items(20, seed=4) if item.solutions]

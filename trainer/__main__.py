@@ -3,7 +3,7 @@
 import sys
 
 from phasewise.trainer.process.accelerator import spare_search
-from phasewise.trainer.process.signals import end_where_asked_to_stop
+from phasewise.trainer.process.child_process import end_where_asked_to_stop
 
 if __name__ == "__main__":
     end_where_asked_to_stop()

@@ -16,27 +16,24 @@ from jaxtyping import Array, Float
 from phasewise.trainer.base.errors import AsksPerson, CheckpointError, DataError, ExitCode, TrainingDiverged
 from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder, append_event
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
-from phasewise.trainer.checkpoints.hand_off import state_to_start_from
+from phasewise.trainer.checkpoints.state import state_to_start_from
 from phasewise.trainer.config import Component, Execution, LossEvaluation, ModelConfig, RunConfig, sequences_between
 from phasewise.trainer.data.cache import TokenCache, fetch
 from phasewise.trainer.data.loader import Batch, Loader
 from phasewise.trainer.data.packing import PLAIN, ComponentRows, RowRule
-from phasewise.trainer.instability import Unstable, after_answer, decide
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.loss import Targets
 from phasewise.trainer.metrics import Row, read_metrics, whole_through
 from phasewise.trainer.model.params import Params
+from phasewise.trainer.process.child_process import stop_requests
 from phasewise.trainer.process.compilation_cache import seal_new
 from phasewise.trainer.process.distributed import is_first, stop_agreed
 from phasewise.trainer.process.environment import note_conditions
-from phasewise.trainer.process.lease import Alone
-from phasewise.trainer.process.signals import stop_requests
-from phasewise.trainer.process.watchdog import FIELD_OF, Watchdog
+from phasewise.trainer.process.watchdog import FIELD_OF, Alone, Watchdog
 from phasewise.trainer.recorder import Recorder
 from phasewise.trainer.sharding import on_mesh, parts_here, place_batch, run_mesh, state_shardings
-from phasewise.trainer.skipped_steps import CONTRACT_NAME, SkippedSteps, read_skipped_steps
-from phasewise.trainer.state import TrainState, init_state, params_digest
-from phasewise.trainer.step import StepMetrics, build_objective, build_train_step
+from phasewise.trainer.skipped_steps import CONTRACT_NAME, SkippedSteps, Unstable, after_answer, decide, read_skipped_steps
+from phasewise.trainer.step import StepMetrics, TrainState, build_objective, build_train_step, init_state, params_digest
 
 MIN_TOKENS = 2
 FINAL_LOSS_UPDATES = 10

@@ -25,16 +25,15 @@ from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import AdamC, RunConfig
 from phasewise.trainer.flops import peak_flops, step_flops
-from phasewise.trainer.instability import Unstable
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.metrics import PARAM_GROUPS, MetricsFile, Row, read_metrics
 from phasewise.trainer.model.params import expert_layers
 from phasewise.trainer.model.router import RoutingMetrics
 from phasewise.trainer.process.distributed import is_first
-from phasewise.trainer.process.lease import Alone
+from phasewise.trainer.process.watchdog import Alone
 from phasewise.trainer.row_losses import RowLossesFile
-from phasewise.trainer.state import groups, slot_names
-from phasewise.trainer.step import StepMetrics
+from phasewise.trainer.skipped_steps import Unstable
+from phasewise.trainer.step import StepMetrics, groups, slot_names
 
 MUST_BE_FINITE = ("loss", "grad_norm", "param_norm")
 EVENTS_PREFIX = "events.out.tfevents"

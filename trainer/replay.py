@@ -17,7 +17,7 @@ from jaxtyping import Array
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
 from phasewise.trainer.checkpoints.files import is_committed, saved_steps
-from phasewise.trainer.checkpoints.hand_off import state_to_start_from
+from phasewise.trainer.checkpoints.state import state_to_start_from
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.config.execution import Mesh
 from phasewise.trainer.data.loader import Loader
@@ -25,8 +25,7 @@ from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.loss import LossSums
 from phasewise.trainer.model.params import Params, param_specs
 from phasewise.trainer.skipped_steps import CONTRACT_NAME, read_skipped_steps
-from phasewise.trainer.state import TrainState
-from phasewise.trainer.step import build_objective, build_train_step
+from phasewise.trainer.step import TrainState, build_objective, build_train_step
 
 
 def replay(run: RunConfig, step: int, pieces: Sequence[tuple[int, int, int]] = ()) -> dict[str, Any]:

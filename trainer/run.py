@@ -1,4 +1,4 @@
-"""The composition root: a run's file in, its result file out."""
+"""The composition root: a run's file in, its result file out. It first checks the verdict on the data."""
 
 import os
 import sys
@@ -9,24 +9,56 @@ from typing import Any
 import jax
 from pydantic import ValidationError
 
-from phasewise.trainer.base.errors import ConfigError, ExitCode, PhasewiseError, TakenOver, print_refusal, refused_by_system
+from phasewise.trainer.base.decision import ruling_at
+from phasewise.trainer.base.errors import ConfigError, ExitCode, PhasewiseError, TakenOver, VerdictError, print_refusal, refused_by_system
 from phasewise.trainer.base.frozen import join_problems
-from phasewise.trainer.base.identity import SEAL, NotAsWritten, unsealed, write_sealed
+from phasewise.trainer.base.identity import SEAL, NotAsWritten, read_sealed, unsealed, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.checkpoints.checkpointer import check_resume
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.config.execution import check_sinks
+from phasewise.trainer.data.manifest import read_manifest
 from phasewise.trainer.kernels.attention import check_kernel
 from phasewise.trainer.loop import Guards, Moves, Preempted, train
 from phasewise.trainer.process import distributed
-from phasewise.trainer.process.child_process import end_with_parent
+from phasewise.trainer.process.child_process import end_with_parent, seconds_left_to_save
 from phasewise.trainer.process.compilation_cache import drop_changed, seal_new
-from phasewise.trainer.process.lease import only_one_trainer
 from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE, check_without_shared_folder
-from phasewise.trainer.process.signals import seconds_left_to_save
-from phasewise.trainer.process.verdict_check import check_verdict
-from phasewise.trainer.process.watchdog import Watchdog, end_stalled, heartbeat, stall_limits
+from phasewise.trainer.process.watchdog import Watchdog, end_stalled, heartbeat, only_one_trainer, stall_limits
+
+
+def check_verdict(run: RunConfig) -> None:
+    """Raise `VerdictError` unless the verdict names exactly the caches of the run, and passes or was approved in its current state."""
+    try:
+        verdict = read_sealed(run.verdict)
+    except FileNotFoundError:
+        raise VerdictError(f"phase {run.phase} has no verdict at {run.verdict}: validate its data first.") from None
+    except NotAsWritten as error:
+        raise VerdictError(f"the verdict {error}: validate the data again.") from None
+    judged = verdict.get("judged")
+    if not isinstance(judged, dict):
+        raise VerdictError(f"{run.verdict} is not a verdict, it must say `passes` and `judged`: validate the data again.")
+    try:
+        ruling = ruling_at(run.verdict, verdict)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise VerdictError(f"{run.verdict} is not a verdict ({error!r}): validate the data again.") from None
+    if not ruling.lets_go_on:
+        if ruling.decision:
+            raise VerdictError(f"the verdict {run.verdict} was {ruling.decision.words}. Phase {run.phase} must not train.")
+        if ruling.state == "waits":
+            void = f" ({ruling.void})" if ruling.void else ""
+            raise VerdictError(
+                f"the verdict {run.verdict} waits for a person's decision{void}: phase {run.phase} must not train before it."
+            )
+        raise VerdictError(f"the verdict {run.verdict} does not pass: phase {run.phase} must not train.")
+    for component, folder in sorted(run.caches.items()):
+        digest = read_manifest(folder).digest
+        if judged.get(component) != digest:
+            raise VerdictError(
+                f"the verdict {run.verdict} was given for other bytes of {component}: it names "
+                f"{str(judged.get(component))[:12]}, the cache is {digest[:12]}. Validate the data again."
+            )
 
 
 def main(arguments: list[str]) -> int:

@@ -13,8 +13,7 @@ from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.base.wording import plural
 from phasewise.validations.expectations.judging import CheckResult, Reason, judge_tables, reasons_for
 from phasewise.validations.expectations.suites import SUITES, Severity
-from phasewise.validations.outcomes import KIND_WORDS, MARKS, CheckOutcome
-from phasewise.validations.verdict import Verdict, read_tables
+from phasewise.validations.verdict import KIND_WORDS, MARKS, CheckOutcome, Verdict, read_tables
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -34,7 +34,7 @@ def _of_run(folder: Path, run: RunConfig, name: str, repeats: int) -> Iterator[R
 
     from phasewise.trainer.checkpoints.checkpointer import Checkpoints
     from phasewise.trainer.model.params import count_parameters
-    from phasewise.trainer.state import TrainState, init_state
+    from phasewise.trainer.step import TrainState, init_state
 
     update = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf + leaf.dtype.type(1), state), donate_argnums=0)
     state: TrainState = jax.block_until_ready(update(init_state(run)))

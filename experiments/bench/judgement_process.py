@@ -19,7 +19,7 @@ from phasewise.flows.recipes.phase import HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.home import Home
-from phasewise.tasks.validation import judge, scan_caches
+from phasewise.tasks.validation import judge
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import METRICS_NAME
 from phasewise.trainer.base.storage import as_path, write_atomically
@@ -67,8 +67,8 @@ class Clock:
 def judge_all(home: Home, other: Home, phase_name: str) -> Judged:
     """Judge the phase as a flow does, without Prefect."""
     clock = Clock()
-    clock.watch(scan_caches, "test_items", "its list of items")
-    clock.watch(scan_caches.KeptItems, "open", "its index")
+    clock.watch(judge, "test_items", "its list of items")
+    clock.watch(judge.KeptItems, "open", "its index")
     clock.watch(judge, "scan_caches", "leakage")
     clock.watch(judge, "order_evidence", "order")
     clock.watch(judge, "judge_data", "data suite")

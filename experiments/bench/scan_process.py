@@ -14,8 +14,7 @@ import numpy as np
 
 from experiments.bench.memory import peak_of_this_process
 from experiments.leakage_recall.made_items import made_items
-from phasewise.tasks.validation.index_store import open_index
-from phasewise.tasks.validation.scan_pieces import scan_pieces, select
+from phasewise.tasks.validation.scan_pieces import open_index, scan_pieces, select
 from phasewise.validations.evidence.leakage.index import LeakageIndex
 from phasewise.validations.evidence.leakage.item_files import read_benchmarks
 from phasewise.validations.limits import LeakageLimits

@@ -20,8 +20,7 @@ from experiments.bench.measure import Options, Row
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.validations.expectations.judging import Reason
-from phasewise.validations.outcomes import CheckOutcome
-from phasewise.validations.verdict import Verdict, write_verdict
+from phasewise.validations.verdict import CheckOutcome, Verdict, write_verdict
 from tests.chromium import CHROMIUM
 from tests.ports import free_port
 

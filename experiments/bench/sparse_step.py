@@ -69,8 +69,7 @@ def build_ours(folder: str) -> Callable[[], float]:
     """An update, with the loss fetched."""
     from phasewise.trainer.model.hugging_face import read_folder
     from phasewise.trainer.optimizer import build_optimizer
-    from phasewise.trainer.state import TrainState
-    from phasewise.trainer.step import build_train_step
+    from phasewise.trainer.step import TrainState, build_train_step
 
     params, _ = read_folder(Path(folder))
     state = TrainState(params, build_optimizer(OPTIMIZER, SPARSE).init(params), None)

@@ -18,8 +18,7 @@ def rows(options: Options) -> Iterator[Row]:
     from phasewise.trainer.interventions import Scheduled
     from phasewise.trainer.model.params import count_parameters, init_params
     from phasewise.trainer.optimizer import build_optimizer
-    from phasewise.trainer.state import TrainState
-    from phasewise.trainer.step import build_train_step
+    from phasewise.trainer.step import TrainState, build_train_step
 
     phase = load_recipe("marin-8b", "proxy").phase("starling")
     params = init_params(0, phase.model)

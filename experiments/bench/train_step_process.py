@@ -24,8 +24,7 @@ from phasewise.trainer.metrics import Row
 from phasewise.trainer.model.params import init_params
 from phasewise.trainer.optimizer import build_optimizer
 from phasewise.trainer.recorder import Recorder
-from phasewise.trainer.state import TrainState
-from phasewise.trainer.step import StepMetrics, build_train_step
+from phasewise.trainer.step import StepMetrics, TrainState, build_train_step
 
 MODEL = ModelConfig(
     vocab_size=8192, seq_len=256, num_layers=4, d_model=256, d_ff=704, num_query_heads=4, num_kv_heads=2, head_dim=64,

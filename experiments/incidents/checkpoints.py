@@ -14,12 +14,11 @@ from experiments.incidents.case import START, Case
 from experiments.survival.file_faults import Faults, installed
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, saved_steps
-from phasewise.trainer.checkpoints.pretrained import import_folder
+from phasewise.trainer.checkpoints.shards import import_folder
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.model.hugging_face import write_folder
-from phasewise.trainer.process.lease import only_one_trainer
-from phasewise.trainer.process.watchdog import Doing, heartbeat
-from phasewise.trainer.state import init_state
+from phasewise.trainer.process.watchdog import Doing, heartbeat, only_one_trainer
+from phasewise.trainer.step import init_state
 
 END = 4
 

@@ -11,7 +11,7 @@ from typing import Any
 from experiments.incidents.case import DATA, START, Case, Raw, write_recipe
 from experiments.leakage_recall.made_items import made_items
 from experiments.leakage_recall.views import olmes
-from phasewise.flows.cli.order import judge_order
+from phasewise.flows.cli.data import judge_order
 from phasewise.flows.cli.scan import scan_paths
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.cache import TokenCache

@@ -18,8 +18,8 @@ from phasewise.trainer.model.params import init_params
 from phasewise.validations.evidence.health.phenomena import Measure
 from phasewise.validations.expectations.suites import HEALTH_SUITE
 from phasewise.validations.failures import why_in_a_line
+from phasewise.validations.limits import NOBODY
 from phasewise.validations.verdict import Verdict, judge_gate, judge_suite
-from phasewise.validations.waivers import NOBODY
 from tests.trainer.token_caches import BEGIN, END, write_conversations
 from tests.validations.evidence.health.simulated import LIMITS as HEALTH_LIMITS
 from tests.validations.evidence.health.simulated import Scenario, evidence, healthy_rows, with_loss

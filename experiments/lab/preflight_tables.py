@@ -13,9 +13,8 @@ from phasewise.flows.plan import setups_of
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.estimate import FLOAT32_BYTES, Table, count_weights, kept_a_token, state_bytes
-from phasewise.tasks.preflight.launcher import examine, preflight_setup, versions
+from phasewise.tasks.preflight.launcher import examine, preflight_setup, report_of, versions
 from phasewise.tasks.preflight.plan import GIB, Plan, Setup, policies_for, settings_for, spec_for
-from phasewise.tasks.preflight.report import report_of
 from phasewise.tasks.preflight.search import RESERVED_BYTES, Found, host_gib, refusal
 from phasewise.tasks.preflight.slices import Slice, find_slice, read_table
 from phasewise.trainer.base.errors import ConfigError

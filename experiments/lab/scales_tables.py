@@ -9,7 +9,7 @@ from phasewise.flows.plan import setups_of
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import BETWEEN, Recipe, Scale
-from phasewise.flows.show.cost import describe_takes
+from phasewise.flows.show.describe import describe_takes
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.launcher import examine
 from phasewise.tasks.preflight.plan import GIB, spec_for

@@ -36,7 +36,7 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.data.manifest import SPLITS
 from phasewise.trainer.loop import train
-from phasewise.trainer.state import TrainState
+from phasewise.trainer.step import TrainState
 from tests.tasks.data.builds import write_documents
 
 STEPS, EVERY, BATCH, LENGTH, VOCABULARY = 300, 20, 16, 128, 1000

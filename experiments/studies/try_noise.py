@@ -27,8 +27,7 @@ from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.model.decoder import head_weight, run_layers
 from phasewise.trainer.model.params import init_params
 from phasewise.trainer.optimizer import build_optimizer
-from phasewise.trainer.state import TrainState
-from phasewise.trainer.step import build_train_step
+from phasewise.trainer.step import TrainState, build_train_step
 from phasewise.validations.evidence.arm_differences import ERROR_RATE, Measured, difference_table
 from phasewise.validations.evidence.proportions import Pairs
 from tests.trainer.token_caches import BEGIN, END, write_token_cache

@@ -27,12 +27,11 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.metrics import OF_THE_CLOCK, Row, read_metrics
-from phasewise.trainer.process import lease
+from phasewise.trainer.process import watchdog
 from phasewise.trainer.run import main
 from phasewise.trainer.sharding import run_mesh
 from phasewise.trainer.skipped_steps import SkippedSteps, Window
-from phasewise.trainer.state import init_state, params_digest
-from phasewise.trainer.step import build_train_step
+from phasewise.trainer.step import build_train_step, init_state, params_digest
 from tests.trainer.poisoned import poison
 from tests.trainer.token_caches import write_passing_verdict, write_token_cache
 
@@ -126,15 +125,15 @@ class World:
 
     def is_held(self) -> bool:
         """Whether a trainer holds the folder."""
-        return is_locked(self.folder / lease.LOCK_NAME)
+        return is_locked(self.folder / watchdog.LOCK_NAME)
 
     def second(self, *, is_first_alive: bool) -> int:
         """Run a second trainer in the folder while the first trainer runs."""
         with pytest.MonkeyPatch.context() as patch:
             beats = iter(range(10**9))
-            patch.setattr(lease, "signature", lambda _: (next(beats), 0) if is_first_alive else (0, 0))
-            patch.setattr(lease, "SILENT_SECONDS", 60.0 if is_first_alive else -1.0)
-            patch.setattr(lease, "LOOK_SECONDS", 0.0)
+            patch.setattr(watchdog, "signature", lambda _: (next(beats), 0) if is_first_alive else (0, 0))
+            patch.setattr(watchdog, "SILENT_SECONDS", 60.0 if is_first_alive else -1.0)
+            patch.setattr(watchdog, "LOOK_SECONDS", 0.0)
             return main([str(self.folder / "run.json")])
 
 

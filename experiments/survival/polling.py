@@ -30,9 +30,8 @@ from experiments.survival.chaos import ROOT, Rig, family, members
 from experiments.survival.runs import COMPONENTS, tiny_recipe
 from phasewise.flows.cli.status import describe
 from phasewise.flows.prefect.server import own_server
-from phasewise.flows.site.address import Links
 from phasewise.flows.site.pages import live
-from phasewise.flows.site.shelf import Set, Shelf
+from phasewise.flows.site.shelf import Links, Set, Shelf
 from phasewise.flows.site.site import Site
 from phasewise.tasks.data.stand_ins import RECORD_NAME
 from phasewise.tasks.home import Home

@@ -82,7 +82,7 @@ def fit_target(
     texts, text_bytes, of_text, counts_of = _texts(subject, text, text_key)
     about |= of_text
     if against is not None:
-        from phasewise.tasks.evaluation.token_comparison import Model, compare_tokens
+        from phasewise.tasks.evaluation.model_loading import Model, compare_tokens
 
         other = _open(against, scale, home, tokenizer).opened
         if other.tokenizer_digest != opened.tokenizer_digest:
@@ -145,7 +145,7 @@ def _open(target: str, scale: Scale | None, home: str | None, tokenizer: str | N
         if needs_phase:
             raise ConfigError(f"--held-out needs RECIPE/PHASE, whose held-out documents it measures, found the folder {target}.")
         from phasewise.tasks.evaluation.model_loading import open_folder
-        from phasewise.trainer.state import params_digest
+        from phasewise.trainer.step import params_digest
 
         opened = open_folder(Path(target), Path(tokenizer) if tokenizer else None)
         return Subject(opened, params_digest(opened.weights["last"]))
@@ -155,7 +155,7 @@ def _open(target: str, scale: Scale | None, home: str | None, tokenizer: str | N
     phase = named_phase(resolved, found, "evaluate")
     run, result = trained_run(resolved, phase)
     from phasewise.tasks.evaluation.model_loading import open_weights
-    from phasewise.trainer.state import params_digest
+    from phasewise.trainer.step import params_digest
 
     opened = open_weights(Path(result["checkpoint"]), run.model, resolved.plan.tokenizer, has_average=run.keeps_average)
     expected, digest = result["params_digest"], params_digest(opened.weights["last"])

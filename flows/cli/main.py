@@ -195,10 +195,10 @@ def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: 
 @json_option
 def lineage(target: str, scale: Scale, as_json: bool) -> None:
     """Show the phases, their parents, and the changes of each hand-off. For one phase, show its ancestors."""
-    from phasewise.flows.cli.lineage import describe, print_description
+    from phasewise.flows.cli.show import describe_lineage, print_lineage
 
-    description = describe(target, scale)
-    print_found(description, print_description, as_json=as_json)
+    description = describe_lineage(target, scale)
+    print_found(description, print_lineage, as_json=as_json)
 
 
 @main.command()
@@ -345,7 +345,7 @@ def scan(paths: tuple[str, ...], benchmarks: str, as_json: bool, **options: Any)
 @json_option
 def order(kind: str, length: int, seed: int, as_json: bool) -> None:
     """Measure the mixing of a permutation: feistel, feistel_levanter or linear. Exit 1 if it differs from a random permutation."""
-    from phasewise.flows.cli.order import judge_order, print_judgement
+    from phasewise.flows.cli.data import judge_order, print_judgement
 
     judgement = judge_order(kind, length, seed)
     print_found(judgement, print_judgement, as_json=as_json)
@@ -432,9 +432,8 @@ def generate(
     `rephrase` reads documents, and leaves out copies and repetition. `answer` reads JSON lines with question and answer, and keeps the
     sampled answers with the right number (rejection sampling).
     """
-    from phasewise.flows.cli.generate import generate as generate_text
-    from phasewise.flows.cli.generate import print_generated
-    from phasewise.flows.cli.sample import Writing
+    from phasewise.flows.cli.sample import Writing, print_generated
+    from phasewise.flows.cli.sample import generate as generate_text
     from phasewise.tasks.data.generation import Task
 
     where = {name: options.pop(name) for name in ("weights", "tokenizer")}
@@ -605,7 +604,7 @@ def gc(recipes: tuple[str, ...], home: str | None, as_json: bool, *, deletes: bo
 
     No file of a current result is listed. FILE: every recipe file with data in the home. Included recipes are found.
     """
-    from phasewise.flows.cli.gc import collect_garbage, print_garbage
+    from phasewise.flows.cli.status import collect_garbage, print_garbage
 
     print_found(collect_garbage(recipes, home, deletes=deletes, with_trials=with_trials), print_garbage, as_json=as_json)
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from phasewise.flows.recipes import NAMES, default_scale, load_record, load_written
-from phasewise.flows.recipes.inspect_source import inspect_folder
-from phasewise.flows.recipes.starter import name_for, starter, starter_from
+from phasewise.flows.recipes.starter import inspect_folder, name_for, starter, starter_from
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import write_atomically
 from phasewise.trainer.base.wording import name_some

@@ -42,8 +42,7 @@ def preflight_target(
     phases = [phase] if phase else list(recipe.phases)
     setups = setups_of(phases, slice_name)
     # These modules load JAX: a refusal above must not
-    from phasewise.tasks.preflight.launcher import preflight_setup, versions
-    from phasewise.tasks.preflight.report import check_region, reads_between, region_of
+    from phasewise.tasks.preflight.launcher import check_region, preflight_setup, reads_between, region_of, versions
     from phasewise.tasks.preflight.slices import find_slice
 
     if not estimated and any(find_slice(setup.slice).chip.platform != "gpu" for setup in setups):

@@ -15,8 +15,7 @@ from phasewise.flows.cli.terminal import print_table, shown_on_terminal
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
 from phasewise.tasks.validation.evidence_keys import index_store
-from phasewise.tasks.validation.index_store import index_of_folder, keep_index, open_index
-from phasewise.tasks.validation.scan_pieces import scan_pieces, select
+from phasewise.tasks.validation.scan_pieces import index_of_folder, keep_index, open_index, scan_pieces, select
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.wording import name_some
 from phasewise.validations.evidence.caches import names_like_tests

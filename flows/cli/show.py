@@ -1,15 +1,17 @@
-"""`phasewise show`: a recipe as a table, a phase as a page, and published results and notes on both."""
+"""`phasewise show` and `phasewise lineage`: a recipe as a table or a tree, a phase as a page, published results and notes on both."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.tree import Tree
 
 from phasewise.flows.recipes import load_record, split_target
-from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.recipes.phase import HandOff, Pretrained
+from phasewise.flows.recipes.recipe import Scale, scale_in_words
 from phasewise.flows.show import pages
-from phasewise.flows.show.describe import describe
+from phasewise.flows.show.describe import change_in_words, describe, describe_changes
 from phasewise.flows.show.difference import describe_difference, print_difference
 from phasewise.tasks.home import Home
 
@@ -39,7 +41,7 @@ def describe_asked(target: str, scale: Scale, options: ShowOptions, home: str | 
     name, phase = split_target(target)
     description = describe(target, scale, options.step, home=home)
     if options.step is None and phase is None:
-        from phasewise.flows.show.cost import describe_takes
+        from phasewise.flows.show.describe import describe_takes
 
         description["takes"] = describe_takes(load_record(name, scale), options.on_slice, Home.at(home, reads_only=True))
     if options.results:
@@ -57,16 +59,20 @@ def print_description(description: dict[str, Any], *, page: bool = True, branche
     if "step" not in description and not page:
         pages.print_table(description, console, branches=branches)
         if "takes" in description:
-            from phasewise.flows.show.cost import print_takes
+            from phasewise.flows.show.describe import print_takes
 
             print_takes(description["takes"], console)
         return
     console.print(pages.title_of(description), markup=False)
     if notes:
         pages.print_accepted(console, description["accepts"])
-        for phase in description["phases"]:
-            if branches or not phase["branch"]:
-                pages.print_notes(phase, console)
+        for phase in [one for one in description["phases"] if branches or not one["branch"]]:
+            for found in sorted(phase["discrepancies"], key=lambda one: pages.SEVERITIES.index(one["severity"])):
+                values = {name: found[name] for name in ("code", "retrospective", "place")}
+                pages.print_values(console, f"{phase['name']}, {found['field']}: differs, {found['severity']}", values)
+            for note in phase["notes"]:
+                values = {"note": note["text"], "place": note["place"]}
+                pages.print_values(console, f"{phase['name']}, {note['field']}: not stated in the reports", values)
         return
     if "step" in description:
         console.print(f"after {description['step']:,} updates")
@@ -80,3 +86,42 @@ def print_description(description: dict[str, Any], *, page: bool = True, branche
         verdict = {"": f"{phase['verdict']['state']} {phase['verdict']['why']}".strip()}
         for name, values in {**pages.groups_of(phase, description["tokenizer"]), "last verdict of this home": verdict}.items():
             pages.print_values(console, name, values)
+
+
+def describe_lineage(target: str, scale: Scale) -> dict[str, Any]:
+    """Return the parent and the changes of each phase. For `RECIPE/PHASE`, of the phase and its ancestors."""
+    name, chosen = split_target(target)
+    recipe = load_record(name, scale, chosen)
+    phases: list[dict[str, Any]] = []
+    for phase in (*recipe.ancestors(recipe.phase(chosen)), recipe.phase(chosen)) if chosen else recipe.phases:
+        start = phase.start if isinstance(phase.start, HandOff) else None
+        phases.append(
+            {
+                **{name: getattr(phase, name) for name in ("name", "parent", "start_step", "stop_step", "branch", "abandoned")},
+                "from_step": phase.start_step,
+                "fresh": list(start.fresh) if start else [],
+                "graft": [graft.model_dump(mode="json") for graft in start.graft] if start else [],
+                "declares": list(start.declares) if start else [],
+                "changes": describe_changes(recipe, phase),
+                "pretrained": phase.start.model_dump(mode="json") if isinstance(phase.start, Pretrained) else None,
+            }
+        )
+    return {"recipe": recipe.name, "scale": recipe.scale, "phases": phases}
+
+
+def print_lineage(description: dict[str, Any]) -> None:
+    """Print the tree of phases."""
+    branches: dict[str | None, Tree] = {None: Tree(f"{description['recipe']} {scale_in_words(description['scale'])}")}
+    for phase in description["phases"]:
+        kind = ", ".join(word for word in ("branch", "abandoned") if phase[word])
+        title = f"[bold]{phase['name']}[/bold]  {phase['start_step']:,} → {phase['stop_step']:,}{f'  ({kind})' if kind else ''}"
+        branch = branches[phase["name"]] = branches[phase["parent"]].add(title)
+        if phase["pretrained"]:
+            branch.add(f"weights of {phase['pretrained']['pretrained']}, the rest fresh")
+        for change in phase["changes"]:
+            branch.add(f"{change['what']}: {change_in_words(change['before'], change['after'])}")
+        for part in phase["fresh"]:
+            branch.add(f"{part}: fresh")
+        for graft in phase["graft"]:
+            branch.add(f"{graft['part']}: from step {graft['step']:,} of {graft['phase']}")
+    Console(highlight=False).print(branches[None])

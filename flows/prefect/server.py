@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from phasewise.flows.prefect.access import AUTH_VARIABLES, auth_of, auth_of_running, hide_from_children
-from phasewise.flows.prefect.missed_schedules import WAITING
+from phasewise.flows.prefect.stale_runs import WAITING
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import PROCESS, AlreadyHeld, holder_of, holding
 from phasewise.tasks.progress import say

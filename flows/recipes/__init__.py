@@ -89,7 +89,7 @@ def at_scale(written: "Recipe", scale: "Scale", name: str) -> "Recipe":
     """A recipe at a scale. `name` is the name on the command line."""
     from pydantic import ValidationError
 
-    from phasewise.flows.recipes.problems import problems
+    from phasewise.flows.recipes.assignments import problems
     from phasewise.flows.recipes.recipe import BETWEEN
     from phasewise.flows.recipes.scales import STEPS, steps, to_proxy, to_scale
 
@@ -156,7 +156,7 @@ def split_target(target: str) -> tuple[str, str | None]:
 def _from_json(path: Path) -> "Recipe":
     from pydantic import ValidationError
 
-    from phasewise.flows.recipes.problems import problems
+    from phasewise.flows.recipes.assignments import problems
     from phasewise.flows.recipes.recipe import Recipe
     from phasewise.trainer.base.storage import parse_json
 

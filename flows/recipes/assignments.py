@@ -8,21 +8,58 @@ Flows take the changes as their parameter `settings`. Within a flow or a command
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from phasewise.flows.recipes.feasibility import phases_without_order, with_blocks
-from phasewise.flows.recipes.phase import FromScratch, Phase
-from phasewise.flows.recipes.problems import problems
+from phasewise.flows.recipes.phase import HAND_OFF, PRETRAINED, SCRATCH, Change, FromScratch, Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.written import rewrite_schedule, schedule_arguments
 from phasewise.trainer.base.errors import ConfigError, RecipeError
+from phasewise.trainer.base.frozen import join_problems, state_problem
 from phasewise.trainer.base.storage import parse_json
 from phasewise.trainer.base.wording import near
-from phasewise.trainer.config import AdamC, ExecutionSettings
+from phasewise.trainer.config import AdamC, ExecutionSettings, StatePart
+
+WORDS: Mapping[str, tuple[str, ...]] = {"declares": get_args(Change), "fresh": get_args(StatePart), "part": get_args(StatePart)}
+
+
+def problems(error: ValidationError, raw: Any = None) -> str:
+    """All problems in one line, which ends with a stop. `raw`: the recipe as JSON, for the names of its phases."""
+
+    def described(item: ErrorDetails) -> str:
+        value: Any = item["input"]
+        names = [part for part in item["loc"] if isinstance(part, str)]
+        known = WORDS.get(names[-1]) if names else None
+        if item["type"] == "literal_error" and known and isinstance(value, str):
+            return f"{_path(item, raw)}: {value!r} is unknown, {near(value, known).removesuffix('.')}"
+        return f"{_path(item, raw)}: {state_problem(item)}"
+
+    found = join_problems(error, of_field=described)
+    return found if found.endswith("?") else f"{found}."
+
+
+def _path(item: ErrorDetails, raw: Any) -> str:
+    """The field's dotted path for `--set`, without the kind of a start and the only entry of a value by steps."""
+    parts: list[str] = []
+    at = raw
+    for number, part in enumerate(item["loc"]):
+        if part in (HAND_OFF, PRETRAINED, SCRATCH):
+            continue
+        inner: Any = None
+        with suppress(KeyError, IndexError, TypeError):
+            inner = at[part]
+        named = inner.get("name") if number == 1 and item["loc"][0] == "phases" and isinstance(inner, dict) else None
+        parts = [named] if isinstance(named, str) else [*parts, str(part)]
+        at = inner
+    if raw is not None and parts[-2:] == ["0", "1"] and len(parts) > 2:
+        parts = parts[:-2]
+    return ".".join(parts) or "recipe"
+
 
 OF_RECIPE, EVERY_PHASE = "recipe", "*"
 NOT_SET = {"phases": "name a phase: PHASE.FIELD=VALUE", "scale": "use --scale"}
@@ -89,7 +126,9 @@ def assigned(recipe: Recipe) -> Recipe:
     of_values: list[Setting] = []
     for setting in [one for one in map(_parse, settings) if one.path != (FORK,)]:
         is_written = len(setting.path) == 1 and setting.path[0] not in NOT_OF_CALL
-        named = [name for name in _chosen(recipe, setting) if recipe.phase(name).call] if is_written else []
+        chosen = [phase for phase in recipe.phases if setting.head in (EVERY_PHASE, phase.name)] if is_written else []
+        known = [phase for phase in chosen if setting.path[0] in (*names_of_call(phase), *Phase.model_fields, SEED)]
+        named = [phase.name for phase in known if phase.call]
         for name in named:
             of_calls.setdefault(name, {})[setting.path[0]] = setting.value
         if not named:
@@ -146,12 +185,6 @@ def _parse(setting: str) -> Setting:
     except ValueError as error:
         raise RecipeError(f"--set {setting[:120]}: {error}.") from None
     return Setting(setting, parts[0], tuple(parts[1:]), value)
-
-
-def _chosen(recipe: Recipe, setting: Setting) -> list[str]:
-    """The phases with the setting's argument or field."""
-    phases = [phase for phase in recipe.phases if setting.head in (EVERY_PHASE, phase.name)]
-    return [phase.name for phase in phases if setting.path[0] in (*names_of_call(phase), *Phase.model_fields, SEED)]
 
 
 def _rewritten(recipe: Recipe, settings: Mapping[str, Mapping[str, Any]], given: str) -> Recipe:

@@ -1,6 +1,6 @@
 """The benchmarks that a phase can name: made from held-out text, needles, and lm-eval's."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from pydantic import ValidationInfo
 
@@ -65,13 +65,3 @@ def _reason_against(label: str, include: str | None) -> str:
     if definition is not None and int(shots) and definition.shots_split is None:
         return f"it has no split for examples, only {name}:0 is possible"
     return ""
-
-
-def check_lengths(phase: str, benchmarks: Collection[str], seq_len: int) -> None:
-    """Reject needles in texts that are longer than a row, with ValueError."""
-    for name in needles_of(benchmarks):
-        if (needle_length(name) or 0) > seq_len:
-            raise ValueError(
-                f"phase {phase} cannot measure {name} (evaluation.benchmarks): its rows have {seq_len:,} tokens, and the needle would be "
-                f"cut off. Take {name.partition(':')[0]}:{seq_len} or less, or longer rows"
-            )

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, ParamSpec
 
 from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 
-from phasewise.flows.recipes.benchmarks import check_lengths, checked_names, own_of
+from phasewise.flows.recipes.benchmarks import checked_names, own_of
 from phasewise.flows.recipes.written import Call, call_of
-from phasewise.tasks.evaluation.settings import Measured, Renderings, needles_of
+from phasewise.tasks.evaluation.settings import Measured, Renderings, needle_length, needles_of
 from phasewise.tasks.training.pretrained import Pretrained, model_of
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import (
@@ -285,7 +285,12 @@ class Phase(Frozen):
                 f"phase {self.name} limits the balance of experts (gates.health.max_violation), and its model has no experts: take the "
                 "limit out"
             )
-        check_lengths(self.name, self.evaluation.benchmarks, self.model.seq_len)
+        for needle in needles_of(self.evaluation.benchmarks):
+            if (needle_length(needle) or 0) > self.model.seq_len:
+                raise ValueError(
+                    f"phase {self.name} cannot measure {needle} (evaluation.benchmarks): its rows have {self.model.seq_len:,} tokens, and "
+                    f"the needle would be cut off. Take {needle.partition(':')[0]}:{self.model.seq_len} or less, or longer rows"
+                )
         if self.gates.model.needle_error_rate is not None and not needles_of(self.evaluation.benchmarks):
             raise ValueError(
                 f"phase {self.name} limits errors on needles (gates.model.needle_error_rate) without a needle: add one to "

@@ -94,7 +94,7 @@ def load_named(path: Path) -> "dict[str, Recipe]":
 def _failure(path: Path, error: BaseException) -> RecipeError:
     from pydantic import ValidationError
 
-    from phasewise.flows.recipes.problems import problems
+    from phasewise.flows.recipes.assignments import problems
 
     if isinstance(error, SyntaxError) and error.filename in (str(path), None):
         line = f", line {error.lineno}" if error.lineno else ""

@@ -20,8 +20,7 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.wording import near
 from phasewise.trainer.config import MixtureShares, Steps, sequences_between
 from phasewise.trainer.data.mixture import MixtureSchedule
-from phasewise.validations.limits import OWN_TEXT
-from phasewise.validations.waivers import AcceptedWarning, ApprovableCheck, AsksPeople
+from phasewise.validations.limits import OWN_TEXT, AcceptedWarning, ApprovableCheck, AsksPeople
 
 T = TypeVar("T")
 Between = Literal["130m", "370m", "1b", "3b"]

@@ -1,81 +1,129 @@
-"""The text of a first recipe file: two phases over a folder, or the main line of another recipe in short."""
+"""The text of a first recipe file: two phases over a folder, whose text is inspected, or the main line of another recipe in short."""
 
 import json
-from collections.abc import Iterable
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from phasewise.flows.recipes import words
 from phasewise.flows.recipes.hand_off import changes_between
-from phasewise.flows.recipes.inspect_source import InspectedFolder
 from phasewise.flows.recipes.phase import HandOff, Phase, continued
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.trainer.base.errors import RecipeError
+from phasewise.tasks.data.findings import Record
+from phasewise.tasks.data.reading import read_piece
+from phasewise.tasks.data.source import Piece, Source
+from phasewise.trainer.base.errors import PhasewiseError, RecipeError
+from phasewise.trainer.base.storage import parse_json, read_yaml
 from phasewise.trainer.config import AdamC, LearningRateSegment, ModelConfig, Muon, Stability
+
+PACKED = (".gz", ".zst", ".xz", ".bz2", ".lz4")
+JSON_LINES = (".jsonl", ".ndjson")
+MAX_FILES, SAMPLED_FILES, SAMPLED_DOCUMENTS, SNIFFED_BYTES = 100_000, 50, 2_000, 1 << 16
+
+
+class InspectedFolder(NamedTuple):
+    """The source settings of a folder.
+
+    Attributes:
+        text_key: the text field of JSON lines. None for plain text.
+        left_out: endings of other text files.
+        median_characters: median length of the sampled documents. None without documents.
+        beside: further text fields of the sampled documents, which are not trained on.
+    """
+
+    include: tuple[str, ...]
+    text_key: str | None
+    left_out: tuple[str, ...]
+    median_characters: int | None
+    documents: int
+    beside: tuple[str, ...] = ()
+
+
+def inspect_folder(folder: Path) -> InspectedFolder:
+    """Inspect a folder, which may be empty. Plain text is selected, unless the folder has more bytes of JSON lines."""
+    by_ending: defaultdict[str, list[Path]] = defaultdict(list)
+    for path in islice(_files(folder), MAX_FILES):
+        by_ending["".join(path.suffixes[-2:]) if path.suffix in PACKED else path.suffix].append(path)
+    texts = {ending: files for ending, files in sorted(by_ending.items()) if ending and _is_text(files[0])}
+    lines = {ending: files for ending, files in texts.items() if ending.startswith(JSON_LINES)}
+    plain = {ending: files for ending, files in texts.items() if ending not in lines}
+    line_bytes, plain_bytes = (sum(path.stat().st_size for paths in one.values() for path in paths) for one in (lines, plain))
+    chosen = lines if line_bytes > plain_bytes else plain
+    if not chosen:
+        return InspectedFolder(("*.txt",), None, (), None, 0)
+    files = [path for paths in chosen.values() for path in paths]
+    key = _text_key(files[0]) if chosen is lines else None
+    reading = {"format": "jsonl", "text_key": key} if key else {"format": "paragraphs"}
+    source = Source.model_validate({"url": str(folder), "include": tuple(f"*{ending}" for ending in chosen), **reading})
+    lengths: list[int] = []
+    beside: set[str] = set()
+    for path in files[:: max(1, len(files) // SAMPLED_FILES)]:
+        try:
+            found = read_piece(source, Piece(name=path.name, url=str(path), start=0, stop=path.stat().st_size))
+            for one in islice(found, SAMPLED_DOCUMENTS):
+                if isinstance(one, Record):
+                    lengths.append(len(one.text))
+                    beside.update(one.beside)
+        except (PhasewiseError, OSError):  # the run reports unreadable files
+            continue
+    return InspectedFolder(
+        include=source.include,
+        text_key=key,
+        left_out=tuple(ending for ending in texts if ending not in chosen),
+        median_characters=int(median(lengths)) if lengths else None,
+        documents=len(lengths),
+        beside=tuple(sorted(beside)),
+    )
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        paths = (Path(place) / name for name in sorted(files) if not name.startswith("."))
+        yield from (path for path in paths if path.is_file())  # a link may lead nowhere
+
+
+def _is_text(path: Path) -> bool:
+    if path.suffix in PACKED:
+        return len(path.suffixes) > 1
+    with path.open("rb") as file:
+        start = file.read(SNIFFED_BYTES)
+    try:
+        start.decode()
+    except UnicodeDecodeError as error:
+        return error.start > len(start) - 4 > 0 and b"\0" not in start
+    return bool(start) and b"\0" not in start
+
+
+def _text_key(path: Path) -> str:
+    if path.suffix in PACKED:
+        return "text"
+    with path.open(encoding="utf-8", errors="replace") as file:
+        try:
+            first: Any = parse_json(file.readline())
+        except ValueError:
+            return "text"
+    texts = {name: value for name, value in first.items() if isinstance(value, str)} if isinstance(first, dict) else {}
+    return "text" if "text" in texts or not texts else max(texts, key=lambda name: len(texts[name]))
+
 
 MAX_LINES = 60
 WARM_UP_STEPS, STEPS, WARM_UP_TO = 100, 150, 10
 ALL, BETTER = {"all": 100.0}, {"all": 50.0, "best": 50.0}
 Values = dict[str, tuple[str, Any]]
 """Setting of a phase → its source text and its value."""
-
-HEAD = '''"""{title}
-
-phasewise show {file}      every value, with all defaults
-phasewise run {file}       train, judge and evaluate, phase by phase, then a report
-`--set {tried}` tries another value. docs/how-to/recipe.md explains the functions.
-"""
-
-from phasewise.flows.recipes.words import {imports}
-
-TEXT = {folder}  # the folder of your text, the root of all paths below
-SOURCES = {{
-    "all": text(TEXT, {include}, {reading}),
-    # The best part of your text: here the longer half. Better name the files: text(TEXT, "books/*.txt", …).
-    "best": text(TEXT, {include}, {reading}, filters=[TextFilter(measure="characters", min={characters})]),
-}}
-'''
-TWO_PHASES = """MODEL = llama(num_layers=4, d_model=128, seq_len=256, vocab_size=2048)  # 1.5 million weights
-
-# Your text may be short, so epochs are unlimited (max_epochs=None). A phase may end 0.05 bits per byte above its parent, and need not
-# beat the baselines of two small benchmarks. Set must_beat_baseline=True once you train longer. Up to 10 % of the items made from held-out
-# text may stand in training text as well, since passages repeat. Items of other benchmarks may not.
-GATES = gates(max_increase_bits_per_byte=0.05, max_epochs=None, must_beat_baseline=False, max_held_out_percent=10)
-
-WARM_UP = from_scratch(
-    name="warm-up",
-    stop_step={warm_up},
-    model=MODEL,
-    batch=8,  # sequences a step, of seq_len tokens each
-    mixture={{"all": 100}},  # percent
-    learning_rate=wsd(stop_step={warm_up}, warmup={warm_up_to}, decay=0, peak=2e-3),  # up to the peak, and then constant
-    gates=GATES,
-)
-
-# A later phase keeps all settings that it does not name, and must declare its changes.
-COOLDOWN = continued(
-    WARM_UP,
-    name="cooldown",
-    stop_step={stop},  # steps of all phases count together
-    declares=("schedule", "mixture"),
-    mixture={{"all": 50, "best": 50}},
-    learning_rate=cooldown({warm_up}, {stop}, peak=2e-3, floor=2e-5),  # a straight line down
-)
-
-RECIPE = Recipe(
-    name="{name}",  # the name of its folders
-    tokenizer=Tokenizer(vocab_size=2048),  # trained on the text
-    phases=(WARM_UP, COOLDOWN),
-    sources=SOURCES,
-)
-"""
+TEXTS = Path(__file__).with_suffix(".yaml")
 
 
 def starter(file: Path, folder: Path, found: InspectedFolder) -> str:
     """Two phases over the text of a folder: a warm-up at a constant rate, and a cooldown on a better mixture."""
     imports = "Recipe, TextFilter, Tokenizer, continued, cooldown, from_scratch, gates, llama, text, wsd"
     title = "Two phases over your own text: a warm-up, and a cooldown on the best of it."
-    body = TWO_PHASES.format(name=name_for(file), warm_up=WARM_UP_STEPS, warm_up_to=WARM_UP_TO, stop=STEPS)
+    body = read_yaml(TEXTS)["two_phases"].format(name=name_for(file), warm_up=WARM_UP_STEPS, warm_up_to=WARM_UP_TO, stop=STEPS)
     return _head(file, folder, found, imports, title, "peak=1e-3") + body
 
 
@@ -139,7 +187,7 @@ def name_for(file: Path) -> str:
 def _head(file: Path, folder: Path, found: InspectedFolder, imports: str, title: str, tried: str) -> str:
     reading = f'format="jsonl", text_key={json.dumps(found.text_key)}' if found.text_key else 'format="paragraphs"'
     reading += ', deduplicate="near"'
-    return HEAD.format(
+    return read_yaml(TEXTS)["head"].format(
         title=title,
         tried=tried,
         file=file if str(file).isprintable() and not set(str(file)) & set('\\"') else "FILE",

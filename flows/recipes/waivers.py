@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from phasewise.flows.recipes.phase import Gates, Phase
-from phasewise.validations.waivers import AcceptedWarning, ApprovableCheck
+from phasewise.validations.limits import AcceptedWarning, ApprovableCheck
 
 if TYPE_CHECKING:
     from phasewise.validations.expectations.suites import Check
@@ -29,19 +29,6 @@ def accepted_without_cooldown(phases: Sequence[Phase], *, source: str) -> Accept
         phases=tuple(phase.name for phase in phases if all(segment.end >= segment.start for segment in phase.learning_rate)),
         reason="the recipe's learning rate never falls in this phase, so no loss can rise in a cooldown",
         source=source,
-    )
-
-
-def accepted_without_average(phases: Sequence[Phase]) -> AcceptedWarning:
-    """A phase without a moving average has no gap to the average."""
-    decays = {phase.name: phase.stability.ema_decay.within(phase.start_step, phase.stop_step) for phase in phases}
-    return AcceptedWarning(
-        table="health",
-        check="expect_column_values_to_be_in_set",
-        where={"measure": "ema_gap"},
-        phases=tuple(name for name, entries in decays.items() if all(decay is None for _, decay in entries)),
-        reason="the recipe keeps no moving average in this phase",
-        source="the phase's `stability`, from the experiment code",
     )
 
 

@@ -49,8 +49,7 @@ from phasewise.trainer.config import (
     Steps,
     always,
 )
-from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits, LeakageLimits, OrderLimits, PackingLimits
-from phasewise.validations.waivers import AcceptedWarning
+from phasewise.validations.limits import AcceptedWarning, DataLimits, GateLimits, HealthLimits, LeakageLimits, OrderLimits, PackingLimits
 
 
 def llama(

@@ -16,7 +16,7 @@ from phasewise.flows.show.describe import change_in_words
 from phasewise.tasks.phase_state import State
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.wording import in_words, number, tokens
-from phasewise.validations.waivers import AcceptedWarning
+from phasewise.validations.limits import AcceptedWarning
 
 
 def describe_component(target: str, scale: Scale, name: str) -> dict[str, Any]:
@@ -127,17 +127,6 @@ def _values_at(value: Any, path: list[str]) -> list[Any]:
 
 
 SEVERITIES = ("high", "medium", "low")
-
-
-def print_notes(phase: dict[str, Any], console: Console) -> None:
-    """The discrepancies of a phase by severity, and its notes."""
-    for found in sorted(phase["discrepancies"], key=lambda one: SEVERITIES.index(one["severity"])):
-        values = {name: found[name] for name in ("code", "retrospective", "place")}
-        print_values(console, f"{phase['name']}, {found['field']}: differs, {found['severity']}", values)
-    for note in phase["notes"]:
-        print_values(
-            console, f"{phase['name']}, {note['field']}: not stated in the reports", {"note": note["text"], "place": note["place"]}
-        )
 
 
 MAX_SEGMENTS = 5

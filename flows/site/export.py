@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from phasewise.flows.site import pages
-from phasewise.flows.site.address import COMPARISON, DOCS, EVIDENCE, EXPERIMENT, REPORT, STATIC, Links
-from phasewise.flows.site.shelf import Set
+from phasewise.flows.site.documents import Asked
+from phasewise.flows.site.shelf import COMPARISON, DOCS, EVIDENCE, EXPERIMENT, REPORT, STATIC, Links, Set
 from phasewise.flows.site.site import Site, check
-from phasewise.flows.site.tables import Asked
 from phasewise.flows.site.training import training_of
 from phasewise.tasks.report.html import static_files
 from phasewise.trainer.base.errors import ConfigError

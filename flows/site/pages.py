@@ -6,12 +6,10 @@ from typing import Any, NamedTuple
 
 from phasewise.flows.prefect.server import EVERY_PHASE
 from phasewise.flows.show.difference import cell_of, fields_of
-from phasewise.flows.site.address import GATES, Gate, Links, PhaseAddress
-from phasewise.flows.site.documents import advice_of, pairs_of, text_page
+from phasewise.flows.site.documents import Asked, advice_of, pairs_of, tables_of, text_page
 from phasewise.flows.site.outcome import NOT_A_PLAN, bits_per_byte, files_of, measured_rows, plan_of, scores_of, topics_of
-from phasewise.flows.site.shelf import PhaseFiles, Set, known
+from phasewise.flows.site.shelf import GATES, Gate, Links, PhaseAddress, PhaseFiles, Set, known
 from phasewise.flows.site.site import ShownState, Site, in_words
-from phasewise.flows.site.tables import Asked, tables_of
 from phasewise.flows.site.training import Training, curves_of, events_of, history_of, roll_backs_of, training_of
 from phasewise.flows.status.summary import reported_by_the_record
 from phasewise.flows.trace.causes import explain

@@ -14,9 +14,8 @@ from urllib.parse import urlencode
 from phasewise.flows.prefect.server import QueuedRun, RunForm, queued_runs, run_forms
 from phasewise.flows.resolved import resolve, resolving_once
 from phasewise.flows.show.describe import describe_phase, describe_recipe
-from phasewise.flows.site.address import GATES, Links
 from phasewise.flows.site.metrics import Metrics
-from phasewise.flows.site.shelf import PhaseFiles, Set, Shelf
+from phasewise.flows.site.shelf import GATES, Links, PhaseFiles, Set, Shelf
 from phasewise.flows.status.phase_status import PhaseRecord, read_at_rest
 from phasewise.tasks.phase_state import AT_WORK, JUDGED, PENDING, PhaseState, Stage, State, settle, state_now
 from phasewise.tasks.report.charts import cut
@@ -24,8 +23,7 @@ from phasewise.tasks.report.html import CHECKING, GATE_WORDS, environment
 from phasewise.trainer.base.errors import PhasewiseError
 from phasewise.trainer.base.wording import moment, plural
 from phasewise.validations.failures import failures_of
-from phasewise.validations.outcomes import sum_counts
-from phasewise.validations.verdict import Verdict
+from phasewise.validations.verdict import Verdict, sum_counts
 
 Kind = Literal["passed", "warned", "failed", "active", "waiting"]
 MARKS: dict[Kind, str] = {"passed": "✓", "warned": "!", "failed": "✗", "active": "●", "waiting": "○"}

@@ -28,8 +28,8 @@ from phasewise.trainer.data.manifest import read_manifest
 from phasewise.validations.expectations.suites import DATA_SUITE, SUITES, version_of
 from phasewise.validations.expectations.waiver_rules import asked_of_suite
 from phasewise.validations.failures import lines_of
+from phasewise.validations.limits import AcceptedWarning, AsksPeople, accepted_in, expected
 from phasewise.validations.verdict import Verdict, accepted_by, judged_by_gate, read_verdict
-from phasewise.validations.waivers import AcceptedWarning, AsksPeople, accepted_in, expected
 
 
 def named_phase(resolved: Resolved, phase: Phase | None, needed_by: str) -> Phase:

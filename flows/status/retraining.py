@@ -58,7 +58,7 @@ def check_ancestors_passed(resolved: Resolved, phase: Phase) -> None:
     ParentNotDone with the remedy if a verdict is missing or out of date, VerdictError if a verdict fails.
     """
     before = check_verdicts(resolved, phase)
-    if before and not resolved.is_planned:
+    if before and "plan" not in vars(resolved):  # the plan is made once, on first use
         parents, _ = resolve_phase(resolved.recipe_name, before[-1].name, resolved.recipe.scale, str(resolved.home.root))
         check_ancestors_hold(parents, phase, before)
 

@@ -28,8 +28,7 @@ from phasewise.trainer.metrics import read_metrics
 from phasewise.trainer.skipped_steps import read_roll_backs
 from phasewise.validations.expectations.judging import Reason
 from phasewise.validations.limits import MACRO
-from phasewise.validations.outcomes import sum_counts, verdicts_in_words
-from phasewise.validations.verdict import unused_of
+from phasewise.validations.verdict import sum_counts, unused_of, verdicts_in_words
 
 COMPARISONS = ("rises", "falls")
 """Evidence tables with a row per benchmark that was measured with the same settings in the parent. Both have the same difference."""

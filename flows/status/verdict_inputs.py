@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from phasewise.flows.plan import check_enough, drawn_earlier
 from phasewise.flows.recipes.hand_off import Pair, both_in_words
 from phasewise.flows.recipes.phase import HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved
-from phasewise.flows.token_budget import check_enough, drawn_earlier
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.trainer.base.errors import TrainingError
 from phasewise.trainer.base.frozen import in_one_line
@@ -20,8 +20,8 @@ from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.config import MixtureShares, RunConfig, Steps, without_added
 from phasewise.trainer.config.run import ADDED_LATER
 from phasewise.trainer.data.loader import Loader, compared_by, with_contents
+from phasewise.validations.limits import accepted_in
 from phasewise.validations.verdict import Verdict
-from phasewise.validations.waivers import accepted_in
 
 IN_ORDER = ("start_step", "stop_step", "batch", "mixture", "order")
 TRAINED_AS = ("model", "optimizer", "learning_rate", "stability", "batch", "mixture", "order", "packing", "loss_on")

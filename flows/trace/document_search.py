@@ -12,8 +12,8 @@ from phasewise.tasks.data.near_copies import find_removed
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.storage import parse_json
 from phasewise.trainer.config import Component
-from phasewise.trainer.data.document_index import DocumentIndex, Located
 from phasewise.trainer.data.manifest import SPLITS, Split
+from phasewise.trainer.data.packing import DocumentIndex, Located
 
 MIN_PREFIX = 8
 MAX_TOLD = 3  # near copies in a message

@@ -24,10 +24,9 @@ from phasewise.trainer.checkpoints.files import is_committed, saved_steps
 from phasewise.trainer.config import Component
 from phasewise.trainer.data.cache import TokenCache, build_maps
 from phasewise.trainer.data.document_buffer import BufferedComponent
-from phasewise.trainer.data.document_index import DocumentIndex
 from phasewise.trainer.data.loader import CONTRACT_OF_ROWS, Loader, changed_since, compared_by, packing_of
 from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, Split
-from phasewise.trainer.data.packing import ComponentRows, RowRule
+from phasewise.trainer.data.packing import ComponentRows, DocumentIndex, RowRule
 from phasewise.trainer.data.trace import Draws, Runs, TracedOrder
 from phasewise.trainer.skipped_steps import NOTHING, SkippedSteps, read_skipped_steps
 

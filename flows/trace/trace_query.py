@@ -11,9 +11,8 @@ from phasewise.flows.trace.trace_context import Traced, TracedPhase
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.config import Component
 from phasewise.trainer.data.cache import fetch
-from phasewise.trainer.data.document_index import Located, Piece
 from phasewise.trainer.data.manifest import answers_of
-from phasewise.trainer.data.packing import counted_before
+from phasewise.trainer.data.packing import Located, Piece, counted_before
 from phasewise.trainer.data.trace import Draws
 
 MAX_TEXTS = 1000

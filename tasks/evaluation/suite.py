@@ -109,7 +109,7 @@ def run_suite(
     suite: Suite, model: "JaxLanguageModel", options: Options, *, place: Path, weights: str, about: Mapping[str, Any]
 ) -> Measured:
     """Measure a suite, or read valid results. Each result is written at once next to `place`, with the fields of `about`."""
-    from phasewise.trainer.state import params_digest
+    from phasewise.trainer.step import params_digest
 
     if options.benchmarks and not options.benchmarks.is_dir():
         raise ConfigError(f"--benchmarks must be a folder with a folder for each benchmark, found none at {options.benchmarks}.")

@@ -8,7 +8,7 @@ from phasewise.tasks.phase_state import State
 from phasewise.trainer.base.decision import State as RulingState
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import Component
-from phasewise.validations.outcomes import CheckCounts
+from phasewise.validations.verdict import CheckCounts
 
 GATE_EVENTS = {"fails": "phasewise.gate.refused", "waits": "phasewise.gate.waits"}
 """State of a ruling → event for automations. Servers read the names without importing a flow."""

@@ -24,7 +24,7 @@ from phasewise.trainer.config import ModelConfig, RunConfig
 from phasewise.trainer.model.hugging_face import TokenizerFiles, check_writable, read_folder, write_folder
 from phasewise.trainer.model.hugging_face_config import DTypeName, read_settings, to_hugging_face
 from phasewise.trainer.model.params import Params, count_parameters
-from phasewise.trainer.state import params_digest
+from phasewise.trainer.step import params_digest
 
 README_NAME = "README.md"
 PARTS = {"lineage": "lineage", "mixture": "mixture", "evaluation": "evaluation", "gates": "verdicts", "data": "data"}

@@ -15,7 +15,7 @@ from phasewise.tasks.report.contents import MeasuredReport, PhaseReport, RecordR
 from phasewise.trainer.base.wording import MISSING, count, decimal, signed
 from phasewise.trainer.config import Component, MixtureShares
 from phasewise.trainer.metrics import Row
-from phasewise.validations.outcomes import sum_counts, verdicts_in_words
+from phasewise.validations.verdict import sum_counts, verdicts_in_words
 
 PLACES = 3
 MIN_BLOCK_PERCENT = 4.0

@@ -15,8 +15,7 @@ from prefect.runtime import flow_run as current
 
 from phasewise.tasks.progress import explain
 from phasewise.tasks.report.contents import GATE_EVENTS, GATE_RESOURCE, Report
-from phasewise.tasks.report.data_docs import build_data_docs
-from phasewise.tasks.report.html import write_report
+from phasewise.tasks.report.html import build_data_docs, write_report
 from phasewise.tasks.report.sections import report_markdown
 from phasewise.validations.verdict import Verdict
 

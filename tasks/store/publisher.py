@@ -12,7 +12,7 @@ from phasewise.trainer.base.errors import StorageError, TakenOver
 from phasewise.trainer.base.run_folder import CHECKPOINTS_NAME, RunFolder, is_kept
 from phasewise.trainer.base.storage import locked, parse_json, read_json, write_json
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, has_its_files, remove_checkpoint
-from phasewise.trainer.process.signals import positive_seconds
+from phasewise.trainer.process.child_process import positive_seconds
 
 PUBLISH_VARIABLE, PUBLISH_SECONDS = "PHASEWISE_PUBLISH_SECONDS", 30.0  # if a machine is lost, the work since its last commit is repeated
 WORKED_ON = ("experiments", "reports", "runs", "stages", "verdicts")  # the folders of a home with mutable files

@@ -22,12 +22,10 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import EventKind, RunFolder, append_event, read_events, read_result
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.instability import after_answer
 from phasewise.trainer.metrics import Row, read_metrics
-from phasewise.trainer.process.child_process import ending_with_reason
-from phasewise.trainer.process.signals import stop_seconds
+from phasewise.trainer.process.child_process import ending_with_reason, stop_seconds
 from phasewise.trainer.process.watchdog import read_heartbeat, signature
-from phasewise.trainer.skipped_steps import read_skipped_steps
+from phasewise.trainer.skipped_steps import after_answer, read_skipped_steps
 
 MAX_RESTARTS = 3  # consecutive attempts without a newer checkpoint
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 2.0, 60.0  # the first restart after progress is immediate. Then each pause is twice the pause before

@@ -33,10 +33,16 @@ from phasewise.trainer.base.run_folder import HEARTBEAT_NAME, LIFE_NAME, SPENT_N
 from phasewise.trainer.base.storage import cleaning_up, file_system_of, locked, write_atomically
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, committed_files, has_its_files, remove_checkpoint
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.process.child_process import SILENT_VARIABLE, end_with_parent, python_command
+from phasewise.trainer.process.child_process import (
+    SILENT_VARIABLE,
+    STOP_VARIABLE,
+    end_with_parent,
+    positive_seconds,
+    python_command,
+    stop_seconds,
+)
 from phasewise.trainer.process.environment import LAUNCH_VARIABLE
 from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE, JOIN_VARIABLE, RENDEZVOUS_VARIABLE, check_without_shared_folder
-from phasewise.trainer.process.signals import STOP_VARIABLE, positive_seconds, stop_seconds
 
 SEND_VARIABLE, SEND_SECONDS = "PHASEWISE_SEND_SECONDS", 120.0  # the upload time of a stopping host, after its trainer has saved
 JOIN_SECONDS = 1800  # hosts download for different times before their rendezvous

@@ -26,10 +26,9 @@ from phasewise.trainer.base.errors import ConfigError, ExitCode, TrainingError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import write_atomically
-from phasewise.trainer.process.child_process import python_command
+from phasewise.trainer.process.child_process import STOP_VARIABLE, python_command
 from phasewise.trainer.process.environment import HOSTS_VARIABLE, LAUNCH_VARIABLE, SLICES_VARIABLE
 from phasewise.trainer.process.rendezvous import JOIN_VARIABLE, forget_meetings
-from phasewise.trainer.process.signals import STOP_VARIABLE
 
 PYTHON = '"$PYTHON"'
 NUMBER = "N=$((SLICE * HOSTS + HOST)); export JAX_PROCESS_ID=$N; "

@@ -23,10 +23,9 @@ from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.process import child_process
 from phasewise.trainer.process.accelerator import has_accelerator
-from phasewise.trainer.process.child_process import python_command
+from phasewise.trainer.process.child_process import python_command, stop_seconds
 from phasewise.trainer.process.environment import HOSTS_VARIABLE, LAUNCH_VARIABLE, check_nothing_left_over
 from phasewise.trainer.process.rendezvous import forget_meetings
-from phasewise.trainer.process.signals import stop_seconds
 
 VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
 GPU_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")

@@ -231,7 +231,7 @@ def import_weights(start: Pretrained, model: ModelConfig, phase: str, home: Home
         return False
     except TrainingError:
         pass
-    from phasewise.trainer.checkpoints.pretrained import import_folder  # it imports JAX
+    from phasewise.trainer.checkpoints.shards import import_folder  # it imports JAX
 
     source = find_folder(start.pretrained, start.revision, has_weights=True)
     check_model(start, model, phase)

@@ -12,8 +12,8 @@ from phasewise.tasks.training.launchers import Launcher, LocalLauncher, env_pass
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.identity import HOUSE
 from phasewise.trainer.config import RunConfig
+from phasewise.trainer.process.child_process import stop_seconds
 from phasewise.trainer.process.rendezvous import JOIN_VARIABLE
-from phasewise.trainer.process.signals import stop_seconds
 
 LAUNCHER_VARIABLE, PROCESSES_VARIABLE = "PHASEWISE_LAUNCHER", "PHASEWISE_PROCESSES"
 HERE = "local"

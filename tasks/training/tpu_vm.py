@@ -23,10 +23,9 @@ from phasewise.tasks.training.launchers import DONE_SECONDS, Attempt, Launcher, 
 from phasewise.trainer.base.errors import ConfigError, ExitCode, TrainingError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.run_folder import RunFolder
-from phasewise.trainer.process.child_process import ALIVE, SILENT_VARIABLE, STOP, python_command
+from phasewise.trainer.process.child_process import ALIVE, SILENT_VARIABLE, STOP, STOP_VARIABLE, python_command, stop_seconds
 from phasewise.trainer.process.environment import HOSTS_VARIABLE, LAUNCH_VARIABLE, SLICES_VARIABLE
 from phasewise.trainer.process.rendezvous import forget_meetings
-from phasewise.trainer.process.signals import STOP_VARIABLE, stop_seconds
 
 BUSY = 96  # the exit code of the command if another trainer holds the lock of the host
 CONNECT_SECONDS = 30.0

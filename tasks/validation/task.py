@@ -12,7 +12,7 @@ from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.evaluation.settings import OwnBenchmark
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import explain, say
-from phasewise.tasks.report.data_docs import build_data_docs
+from phasewise.tasks.report.html import build_data_docs
 from phasewise.tasks.report.task import publish_page, tell_of_gate
 from phasewise.tasks.site import gate_address
 from phasewise.tasks.validation.judge import judge_phase_data, judge_phase_health
@@ -21,9 +21,8 @@ from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.packing import DrawnRows
 from phasewise.validations.failures import as_markdown, lines_of, report_folder_of, why_in_a_line
-from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
+from phasewise.validations.limits import AcceptedWarning, AsksPeople, DataLimits, GateLimits, HealthLimits
 from phasewise.validations.verdict import Verdict, judge_gate, read_verdict, write_verdict
-from phasewise.validations.waivers import AcceptedWarning, AsksPeople
 
 Accepts = Sequence[AcceptedWarning]  # the warnings that the recipe accepts in the phase
 

@@ -151,7 +151,7 @@ def test_the_rules_can_fail(source: str, refused: str, allowed: str):
     [
         ("phasewise.flows.cli.main, phasewise.flows.recipes", "jax prefect dask pandas numpy pydantic fsspec upath rich yaml"),
         ("phasewise.flows.cli.status, phasewise.flows.cli.run", "jax prefect dask pandas numba scipy great_expectations lm_eval"),
-        ("phasewise.flows.show.cost, phasewise.trainer.model.params", "jax prefect dask pandas numba pyarrow"),
+        ("phasewise.flows.show.describe, phasewise.trainer.model.params", "jax prefect dask pandas numba pyarrow"),
         ("phasewise.trainer.config", "jax optax orbax prefect dask numpy pandas"),
         ("phasewise.tasks.data.plan", "jax optax orbax prefect dask distributed great_expectations lm_eval numba"),
         ("phasewise.tasks.training.attempts", "jax optax orbax prefect dask distributed great_expectations lm_eval"),

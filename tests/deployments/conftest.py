@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.incidents.bison import write_incident
-from phasewise.deployments.worker import RUN_MODULE
+from phasewise.deployments.local import RUN_MODULE
 from tests.deployments.recipes import write_asking_recipe, write_long_recipe, write_short_recipe, write_spiking_recipe
 from tests.deployments.up import Up, ask, final_state, processes, wait_for
 from tests.ports import free_port

@@ -17,8 +17,8 @@ from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import get_client
 from prefect.settings import temporary_settings
 
+from phasewise.deployments.local import RUN_MODULE
 from phasewise.deployments.register import AUTOMATION, register_notification
-from phasewise.deployments.worker import RUN_MODULE
 from phasewise.flows.prefect.server import SERVER_MODULE
 from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE
 from phasewise.trainer.base.decision import decision_path

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from phasewise.deployments import worker
-from phasewise.deployments.worker import patient
+from phasewise.deployments import local
+from phasewise.deployments.local import patient
 from phasewise.flows.prefect.server import MAX_RESTARTS, OwnServer
 from phasewise.flows.prefect.stale_runs import is_present
 from phasewise.tasks.home import Home
@@ -23,7 +23,7 @@ from tests.ports import free_port
 
 
 def test_a_worker_asks_again_until_the_server_answers_and_not_if_it_refuses(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(local, "RETRY_SECONDS", 0.001)
     tries: list[int] = []
 
     async def ask() -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from phasewise.deployments.worker import RUN_MODULE
+from phasewise.deployments.local import RUN_MODULE
 from phasewise.flows.prefect.access import AUTH_VARIABLES
 from phasewise.tasks.data.cluster import cluster
 from tests.deployments import up as running

@@ -16,8 +16,8 @@ import pytest
 from prefect.settings import temporary_settings
 
 from phasewise.deployments.declared import Source, declare, declare_pools, read_folder
+from phasewise.deployments.local import RUN_MODULE
 from phasewise.deployments.register import register
-from phasewise.deployments.worker import RUN_MODULE
 from phasewise.flows.prefect.server import SERVED
 from phasewise.flows.prefect.stale_runs import CANCELLED_MESSAGE, close_leftovers
 from phasewise.flows.recipes import NAMES, load_written

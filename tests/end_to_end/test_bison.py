@@ -17,10 +17,9 @@ from phasewise.flows.plan import build_run, data_plan, sources_of, stand_ins_of
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.site import pages
-from phasewise.flows.site.address import Links, PhaseAddress
-from phasewise.flows.site.shelf import Shelf
+from phasewise.flows.site.documents import Asked
+from phasewise.flows.site.shelf import Links, PhaseAddress, Shelf
 from phasewise.flows.site.site import Site
-from phasewise.flows.site.tables import Asked
 from phasewise.flows.status.phase_status import raise_unless_let_pass
 from phasewise.tasks.data import cluster
 from phasewise.tasks.data.prepare import build_missing_caches, collect_stand_ins, make_missing_tokenizer, write_missing_documents
@@ -31,7 +30,7 @@ from phasewise.tasks.validation.judge import judge_phase_data
 from phasewise.trainer.base.errors import VerdictError
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.data.manifest import read_manifest
-from phasewise.trainer.process.verdict_check import check_verdict
+from phasewise.trainer.run import check_verdict
 from phasewise.validations.evidence.caches import hand_off_evidence
 from phasewise.validations.verdict import Verdict
 

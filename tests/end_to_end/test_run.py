@@ -15,8 +15,7 @@ from prefect.states import Scheduled
 
 from experiments.survival.in_turn import InTurn
 from experiments.survival.runs import Finished, Start, complete, kill_when, trained_files, wait_until, with_limits
-from phasewise.flows.cli.gc import collect_garbage
-from phasewise.flows.cli.status import describe
+from phasewise.flows.cli.status import collect_garbage, describe
 from phasewise.flows.prefect.server import EVERY_PHASE, OwnServer, queued_runs
 from phasewise.flows.site.shelf import Shelf
 from phasewise.flows.site.site import Site

@@ -2,9 +2,8 @@ from collections import Counter
 from pathlib import Path
 
 from experiments.survival.chaos import PHASES, RUN, STAGES, plan, shortened
-from phasewise.flows.recipes.inspect_source import InspectedFolder
 from phasewise.flows.recipes.python_file import allow_code, load_python
-from phasewise.flows.recipes.starter import starter
+from phasewise.flows.recipes.starter import InspectedFolder, starter
 
 
 def test_kills_are_spread_evenly_over_the_stages_and_strike_every_party():

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.incidents.collapse import KINDS, LIMITS, NUM_EXPERTS, Trained, report_of, train
 from phasewise.tasks.report.html import render
-from phasewise.trainer.state import groups
+from phasewise.trainer.step import groups
 from phasewise.validations.evidence.health.phenomena import Measure
 from tests.compilation import compile_from_now_on
 from tests.validations.evidence.health.simulated import evidence

@@ -28,7 +28,7 @@ from phasewise.trainer.checkpoints.checkpointer import Checkpoints
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, write_manifest
 from phasewise.trainer.model.hugging_face import read_folder
-from phasewise.trainer.state import TrainState, abstract_state, params_digest
+from phasewise.trainer.step import TrainState, abstract_state, params_digest
 from tests.flows.commands import Run, assert_refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

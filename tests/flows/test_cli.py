@@ -9,9 +9,9 @@ import click
 import pytest
 
 from phasewise.flows.cli import doctor, main
+from phasewise.flows.cli.data import judge_order
 from phasewise.flows.cli.help import GROUPS
 from phasewise.flows.cli.options import FiniteFloat, NamedPlace
-from phasewise.flows.cli.order import judge_order
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.tasks.data.stand_ins import RECORD_NAME
 from phasewise.tasks.training.select_launcher import LAUNCHER_VARIABLE, PROCESSES_VARIABLE
@@ -200,7 +200,7 @@ def test_a_stop_by_hand_says_how_to_go_on(phasewise: Run, monkeypatch: pytest.Mo
     def interrupted(*_: object):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("phasewise.flows.cli.lineage.describe", interrupted)
+    monkeypatch.setattr("phasewise.flows.cli.show.describe_lineage", interrupted)
     assert_refused(phasewise("lineage", "marin-8b"), 130, "stopped. The same command resumes")
 
 

@@ -16,12 +16,10 @@ from phasewise.flows.status import summary
 from phasewise.flows.status.phase_status import PhaseRecord
 from phasewise.tasks.home import Home
 from phasewise.tasks.report.contents import Report
-from phasewise.tasks.report.data_docs import build_data_docs
-from phasewise.tasks.report.html import render
+from phasewise.tasks.report.html import build_data_docs, render
 from phasewise.tasks.report.sections import report_markdown
 from phasewise.validations.failures import as_markdown, lines_of
-from phasewise.validations.outcomes import CheckCounts, sum_counts
-from phasewise.validations.verdict import Verdict
+from phasewise.validations.verdict import CheckCounts, Verdict, sum_counts
 from tests.validations.report.samples import evidence, judged, known_test_file, register
 
 RECIPE = load_recipe("marin-32b", "proxy")

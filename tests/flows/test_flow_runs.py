@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.prefect.dependency_wait import answer_for, or_wait, waiting_state
-from phasewise.flows.prefect.missed_schedules import earlier_of
-from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE, Rerun, stay_present
+from phasewise.flows.prefect.flow_decorator import answer_for, or_wait, waiting_state
+from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE, Rerun, earlier_of, stay_present
 from phasewise.flows.prefect.submission import FIXED, check_fixed, run_name
 from phasewise.flows.resolved import Resolved, resolve_phase
 from phasewise.flows.status.retraining import GATES, ParentNotDone

@@ -40,7 +40,7 @@ def trained(home: Home, caches: dict[str, Path]) -> Train:
     import optax
 
     from phasewise.trainer.checkpoints.checkpointer import Checkpoints
-    from phasewise.trainer.state import TrainState
+    from phasewise.trainer.step import TrainState
 
     def train(child: Phase) -> RunConfig:
         parent = PROXY.phase(child.parent or "")

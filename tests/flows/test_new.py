@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from phasewise.flows.recipes import NAMES, load_record
-from phasewise.flows.recipes.inspect_source import inspect_folder
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.python_file import allow_code
 from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.starter import inspect_folder
 from phasewise.trainer.config import Muon
 from tests.flows.commands import Run, assert_refused
 

@@ -20,8 +20,8 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import read_json
 from phasewise.validations.expectations.suites import SUITES, version_of
+from phasewise.validations.limits import NOBODY, AcceptedWarning, ApprovableCheck, AsksPeople
 from phasewise.validations.verdict import Verdict, write_verdict
-from phasewise.validations.waivers import NOBODY, AcceptedWarning, ApprovableCheck, AsksPeople
 from tests.flows.commands import Run
 from tests.validations.report.samples import SAMPLE_SUITE, evidence, judged, known_test_file, register
 

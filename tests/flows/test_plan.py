@@ -15,7 +15,7 @@ from phasewise.flows.cli.evaluate import evaluate_by
 from phasewise.flows.cli.options import max_tokens_option, set_option
 from phasewise.flows.cli.run import run_recipe
 from phasewise.flows.evaluate_checkpoint import evaluate_checkpoint
-from phasewise.flows.plan import build_run, data_plan, setups_of, sources_of, stand_ins_of
+from phasewise.flows.plan import budgets_of, build_run, check_enough, data_plan, needed_tokens, setups_of, sources_of, stand_ins_of
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.flows.recipes.assignments import settings_in_force
 from phasewise.flows.recipes.catalogue import CATALOGUE
@@ -23,7 +23,6 @@ from phasewise.flows.recipes.feasibility import check_conversations, check_mixtu
 from phasewise.flows.recipes.recipe import Recipe, Tokenizer
 from phasewise.flows.recipes.scales import proxy_phase
 from phasewise.flows.recipes.words import from_scratch, llama, wsd
-from phasewise.flows.token_budget import budgets_of, check_enough, needed_tokens
 from phasewise.flows.train_phase import train_phase
 from phasewise.tasks.data.listing import MARGIN, Budget
 from phasewise.tasks.data.plan import DataPlan

@@ -28,7 +28,7 @@ READS_ALONE = {
     "trainer/base/storage.py",
     "trainer/config/__init__.py", "trainer/data/mixture.py", "trainer/metrics.py", "trainer/schedule.py",
     "trainer/model/params.py", "validations/limits.py",
-    "validations/expectations/judging.py", "validations/outcomes.py", "validations/verdict.py",
+    "validations/expectations/judging.py", "validations/verdict.py",
 }  # fmt: skip
 """What these import to read the home, or for its types. What these read is in the report's key itself."""
 

@@ -16,8 +16,8 @@ from phasewise.trainer.base.identity import digest_of_file, read_sealed, write_s
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.validations.expectations.suites import DATA_SUITE, SUITES, version_of
+from phasewise.validations.limits import accepted_in
 from phasewise.validations.verdict import Verdict, accepted_by, write_verdict
-from phasewise.validations.waivers import accepted_in
 from tests.flows.trace.world import World, prepare, traced_recipe
 from tests.tasks.conftest import write_lines, write_prose
 

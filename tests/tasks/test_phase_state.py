@@ -38,7 +38,7 @@ WORKER = """if True:
 TRAINER = """if True:
     import sys
     from pathlib import Path
-    from phasewise.trainer.process.lease import only_one_trainer
+    from phasewise.trainer.process.watchdog import only_one_trainer
     with only_one_trainer(Path(sys.argv[1])):
         print("held", flush=True)
         sys.stdin.read()

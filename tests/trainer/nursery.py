@@ -17,7 +17,7 @@ from threading import Timer
 import jax
 
 from phasewise.trainer.metrics import MetricsFile, Row
-from phasewise.trainer.process.signals import end_where_asked_to_stop
+from phasewise.trainer.process.child_process import end_where_asked_to_stop
 from phasewise.trainer.run import main
 
 

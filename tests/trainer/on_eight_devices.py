@@ -14,14 +14,12 @@ import jax
 import numpy as np
 
 from phasewise.trainer.base.storage import read_json, write_json
-from phasewise.trainer.checkpoints.hand_off import state_to_start_from
-from phasewise.trainer.checkpoints.state import leaves_of
+from phasewise.trainer.checkpoints.state import leaves_of, state_to_start_from
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.sharding import place_batch, run_mesh, state_shardings
-from phasewise.trainer.state import TrainState, init_state
-from phasewise.trainer.step import StepMetrics, build_train_step
+from phasewise.trainer.step import StepMetrics, TrainState, build_train_step, init_state
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 

@@ -17,7 +17,7 @@ from phasewise.trainer.checkpoints.state import read_about, read_leaves
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import Row
 from phasewise.trainer.run import main
-from phasewise.trainer.state import params_digest
+from phasewise.trainer.step import params_digest
 from tests.trainer.conftest import MakeRun, RowsOf, StartTrainer, WaitUntil
 
 STOP_STEP, SAVE_EVERY = 200, 6

@@ -20,8 +20,7 @@ from phasewise.trainer.metrics import read_metrics
 from phasewise.trainer.model.params import Params, stacks
 from phasewise.trainer.model.router import BIAS
 from phasewise.trainer.optimizer import build_optimizer
-from phasewise.trainer.state import TrainState
-from phasewise.trainer.step import build_objective, build_train_step
+from phasewise.trainer.step import TrainState, build_objective, build_train_step
 from tests.trainer.conftest import MakeRun
 from tests.trainer.model.families import SPARSE
 from tests.trainer.model.test_decoder import large_params, reference_logits

@@ -12,8 +12,7 @@ from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.metrics import ALL_GROUPS, PARAM_GROUPS, TABLE, MetricsFile, Row, read_metrics
 from phasewise.trainer.model.params import param_specs
 from phasewise.trainer.recorder import Recorder, scheduled_row, values_of
-from phasewise.trainer.state import slot_names
-from phasewise.trainer.step import StepMetrics
+from phasewise.trainer.step import StepMetrics, slot_names
 from tests.trainer.conftest import MakeRun, metric_of
 from tests.trainer.model.families import AFMOE, EXPERTS
 

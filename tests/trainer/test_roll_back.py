@@ -22,12 +22,11 @@ from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.checkpoints.state import read_about
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
-from phasewise.trainer.instability import open_question
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.loop import train
 from phasewise.trainer.run import main
-from phasewise.trainer.skipped_steps import CONTRACT_NAME, SkippedSteps, Window, read_skipped_steps, roll_backs_in, window_of
-from phasewise.trainer.state import init_state, params_digest
+from phasewise.trainer.skipped_steps import CONTRACT_NAME, SkippedSteps, Window, open_question, read_skipped_steps, roll_backs_in, window_of
+from phasewise.trainer.step import init_state, params_digest
 from phasewise.validations.verdict import read_verdict
 from tests.trainer.conftest import MakeRun, RowsOf, build_train_step
 from tests.trainer.poisoned import SPIKE, poison
@@ -180,7 +179,7 @@ def test_killed_while_it_rolls_back_it_ends_with_the_same_weights(
 def test_ended_as_it_is_decided_it_goes_on_as_it_was_decided(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, rows_of: RowsOf):
     run = poisoned(monkeypatch, make_run("ended as it rolls back", recovery=RECOVERY), POISON)
     with monkeypatch.context() as patch:
-        patch.setattr("phasewise.trainer.instability.append_event", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr("phasewise.trainer.skipped_steps.append_event", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(run)
     assert is_written(run)

@@ -10,8 +10,7 @@ from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.model.params import expert_layers, param_specs, stacks
 from phasewise.trainer.model.router import BIAS
 from phasewise.trainer.recorder import routing_values
-from phasewise.trainer.state import TrainState, init_state
-from phasewise.trainer.step import StepMetrics, build_objective, build_train_step
+from phasewise.trainer.step import StepMetrics, TrainState, build_objective, build_train_step, init_state
 from tests.trainer.conftest import MakeRun, metric_of
 from tests.trainer.model.families import SMEBU, SPARSE
 

@@ -14,10 +14,9 @@ from phasewise.trainer.checkpoints.checkpointer import Checkpoints
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.metrics import read_metrics
-from phasewise.trainer.process.lease import only_one_trainer
-from phasewise.trainer.process.watchdog import Doing, heartbeat
+from phasewise.trainer.process.watchdog import Doing, heartbeat, only_one_trainer
 from phasewise.trainer.run import main
-from phasewise.trainer.state import init_state
+from phasewise.trainer.step import init_state
 from tests.trainer.conftest import MakeRun
 from tests.trainer.token_caches import write_passing_verdict
 

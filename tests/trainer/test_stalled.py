@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from phasewise.trainer.base.errors import ExitCode
-from phasewise.trainer.process.lease import only_one_trainer
-from phasewise.trainer.process.watchdog import read_heartbeat
+from phasewise.trainer.process.watchdog import only_one_trainer, read_heartbeat
 from tests.trainer.conftest import MakeRun, StartTrainer
 
 LIMIT_SECONDS, AFTER_SECONDS = 1.0, 15.0

@@ -8,7 +8,7 @@ from phasewise.trainer.config import ModelConfig, sequences_between
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.interventions import Rolling
 from phasewise.trainer.model.params import init_params
-from phasewise.trainer.state import abstract_state, init_rolling, init_state, norms_of, params_digest, slot_names, slot_squares
+from phasewise.trainer.step import abstract_state, init_rolling, init_state, norms_of, params_digest, slot_names, slot_squares
 from tests.trainer.conftest import MakeRun
 from tests.trainer.model.families import MEMBERS
 

@@ -12,8 +12,7 @@ from phasewise.trainer.config import AdamC, AdamW, Execution, ModelConfig, Muon,
 from phasewise.trainer.interventions import Limit, Rolling, Scheduled, Window
 from phasewise.trainer.model.params import Params, init_params
 from phasewise.trainer.optimizer import build_optimizer
-from phasewise.trainer.state import TrainState, abstract_state
-from phasewise.trainer.step import StepMetrics, TrainStep, build_train_step
+from phasewise.trainer.step import StepMetrics, TrainState, TrainStep, abstract_state, build_train_step
 from tests.trainer.conftest import MakeRun
 from tests.trainer.model.families import logits
 from tests.trainer.optimizer_reference import in_numpy

@@ -7,7 +7,7 @@ from phasewise.flows.recipes import NAMES, load_recipe, load_record
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.scales import to_proxy
 from phasewise.validations.expectations.waiver_rules import asked_of_suite
-from phasewise.validations.waivers import ApprovableCheck, AsksPeople
+from phasewise.validations.limits import ApprovableCheck, AsksPeople
 
 FLOOR = {"table": "benchmarks", "check": "expect_score_to_be_above_the_floor"}
 EPOCHS = {"table": "mixture", "check": "expect_epochs_within_limit"}

@@ -12,8 +12,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from phasewise.tasks.report import data_docs
-from phasewise.tasks.report.data_docs import Card, build_data_docs
+from phasewise.tasks.report import html
+from phasewise.tasks.report.html import Card, build_data_docs
 from phasewise.validations import reevaluate
 from phasewise.validations.expectations.suites import SUITES
 from phasewise.validations.reevaluate import judge_again
@@ -188,7 +188,7 @@ def test_a_verdict_of_another_time_still_has_its_report(bison: Verdict, tmp_path
 
 def test_two_builders_at_once_leave_one_whole_report(bison: Verdict, mantis: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     index = build_data_docs(tmp_path / "docs", [bison, mantis])
-    meeting, met, write_index = Barrier(2), list[str](), data_docs.index_page
+    meeting, met, write_index = Barrier(2), list[str](), html.index_page
 
     def wait_for_another(cards: Sequence[Card]) -> str:
         with suppress(BrokenBarrierError):  # nobody comes: the other one waits outside
@@ -196,7 +196,7 @@ def test_two_builders_at_once_leave_one_whole_report(bison: Verdict, mantis: Ver
             met.append("two builders were at work")
         return write_index(cards)
 
-    monkeypatch.setattr(data_docs, "index_page", wait_for_another)
+    monkeypatch.setattr(html, "index_page", wait_for_another)
     with ThreadPoolExecutor(2) as pool:
         builds = [pool.submit(build_data_docs, index.parent, verdicts) for verdicts in ([bison], [bison, mantis]) * 2]
         seen = [index.read_text()]

@@ -7,7 +7,7 @@ import pytest
 from markupsafe import escape
 from pydantic import ValidationError
 
-from phasewise.tasks.report.data_docs import Card, index_page
+from phasewise.tasks.report.html import Card, index_page
 from phasewise.trainer.base.errors import DataError
 from phasewise.validations.failures import as_markdown
 from phasewise.validations.limits import OWN_TEXT, GateLimits

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from phasewise.validations.expectations.judging import Outcome
 from phasewise.validations.expectations.suites import HEALTH_SUITE, SUITE_DATA
-from phasewise.validations.outcomes import KIND_WORDS, MEASURABLE, CheckCounts, CheckOutcome, count_checks, sum_counts, verdicts_in_words
+from phasewise.validations.verdict import KIND_WORDS, MEASURABLE, CheckCounts, CheckOutcome, count_checks, sum_counts, verdicts_in_words
 from tests.validations.report.samples import evidence, judged, known_test_file
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from phasewise.tasks.report.data_docs import build_data_docs
+from phasewise.tasks.report.html import build_data_docs
 from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged, known_test_file, register
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -10,7 +10,7 @@ import pytest
 from phasewise.trainer import run as trainer_run
 from phasewise.trainer.base.errors import ExitCode, VerdictError
 from phasewise.trainer.base.identity import write_sealed
-from phasewise.trainer.process.verdict_check import check_verdict
+from phasewise.trainer.run import check_verdict
 from phasewise.validations.evidence.caches import differences_evidence, hand_off_evidence
 from phasewise.validations.expectations.judging import Reason, judge_tables, reasons_for
 from phasewise.validations.expectations.suites import SUITES, version_of

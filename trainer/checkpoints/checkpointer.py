@@ -53,10 +53,10 @@ from phasewise.trainer.config.run import MAY_CHANGE, NOTHING, Difference, differ
 from phasewise.trainer.data.loader import changed_since
 from phasewise.trainer.metrics import read_metrics, rows_digest, whole_through
 from phasewise.trainer.process.distributed import START_SECONDS, coordinator_client, is_first, is_of_the_runtime
-from phasewise.trainer.process.lease import Alone
 from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE
+from phasewise.trainer.process.watchdog import Alone
 from phasewise.trainer.skipped_steps import CONTRACT_NAME, SkippedSteps, Window
-from phasewise.trainer.state import TrainState, init_state
+from phasewise.trainer.step import TrainState, init_state
 
 MIN_KEPT = 2  # the newest checkpoint, and a spare one if it is damaged
 NONE_SAVED, NONE_WHOLE = -1, -2

@@ -2,27 +2,37 @@
 
 Orbax writes these checkpoints as zarr, with one file per shard of a leaf, by the host of the shard. Its default format OCDBT has one index
 over the files of all hosts, so a host would need access to all files.
+
+Weights of a pretrained model become such a checkpoint.
 """
 
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
-from phasewise.trainer.base.errors import StorageError, TrainingError
+from phasewise.trainer.base.errors import CheckpointError, StorageError, TrainingError
+from phasewise.trainer.base.identity import read_sealed
+from phasewise.trainer.base.run_folder import RunFolder, read_result
 from phasewise.trainer.base.storage import put_file, read_json
 from phasewise.trainer.base.wording import name_some
-from phasewise.trainer.checkpoints.files import DIGESTING_THREADS, Digests, digests_here
+from phasewise.trainer.checkpoints.files import DIGESTING_THREADS, Digests, digests_here, remove_checkpoint, write_digests
+from phasewise.trainer.checkpoints.state import MAX_NAMED, leaves_of, read_params, types_of
+from phasewise.trainer.config import ModelConfig, RunConfig
+from phasewise.trainer.model.hugging_face import read_folder
+from phasewise.trainer.model.hugging_face_config import differences_from_source
 from phasewise.trainer.process.distributed import coordinator_client
+from phasewise.trainer.step import params_digest
 
 STATE, ARRAY_NAME = "state", ".zarray"  # Orbax writes the shape of a leaf next to its shards, on the first host only
 EXCHANGE_SECONDS = 300  # the limit for waiting until the slowest host has uploaded its files
-MAX_NAMED = 3
 _exchanges = itertools.count()
 
 
@@ -85,3 +95,42 @@ def united(checkpoint: Path, shares: Sequence[Digests]) -> Digests:
             "run again."
         )
     return dict(sorted(files.items()))
+
+
+def import_folder(source: Path, target: Path, model: ModelConfig, *, new_rows: int = 0, declares: Collection[str] = ()) -> str:
+    """Write the weights of a folder as the checkpoint `target`, which is committed last. Return their `params_digest`.
+
+    Args:
+        source: a Hugging Face folder, or the folder of a trained phase.
+        model: the phase's model. Its vocabulary has `new_rows` rows more than the folder's.
+        new_rows: rows that are added to the embedding and the head. Each one is the mean of the folder's rows (Hewitt, "Initializing New
+            Word Embeddings for Pretrained Language Models", 2021).
+
+    Raises:
+        CheckpointError: the folder is damaged, holds no supported model, or holds another model.
+    """
+    run_file, result = RunFolder(source).run_file, read_result(source)
+    if run_file.exists() and result is not None:
+        found = RunConfig.model_validate(read_sealed(run_file)).model
+        params = read_params(RunFolder(source).checkpoint(result["stop_step"]), found)
+    else:
+        params, found = read_folder(source)
+    if different := differences_from_source(found, model, new_rows=new_rows, declares=declares):
+        raise CheckpointError(f"{source} holds another model than the phase: {name_some(different, MAX_NAMED, '; ')}.")
+    axes = {"embedding": 0} if found.tied_head else {"embedding": 0, "head": 1}  # [vocab, d_model], [d_model, vocab]
+    for name, axis in axes.items() if new_rows else ():
+        mean = np.asarray(params[name], np.float64).mean(axis=axis, keepdims=True).astype(np.float32)
+        grown = np.concatenate([params[name], np.repeat(mean, new_rows, axis=axis)], axis=axis)
+        params = params | {name: jax.numpy.asarray(grown)}
+    leaves = leaves_of({"params": params})
+    about: dict[str, Any] = {"run": {"model": model.model_dump(mode="json"), "caches": {}}, "contract": {}, "leaves": types_of(leaves)}
+    remove_checkpoint(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    writer = build_writer(has_shared_folder=True)
+    try:
+        writer.save(target.resolve(), args=ocp.args.Composite(state=ocp.args.PyTreeSave(leaves), about=ocp.args.JsonSave(about)))
+        writer.wait_until_finished()
+    finally:
+        writer.close()
+    write_digests(target)
+    return params_digest(params)

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.config import Component, DataOrder
 from phasewise.trainer.data.cache import TokenCache, TokenRange
-from phasewise.trainer.data.document_index import DocumentIndex
+from phasewise.trainer.data.packing import DocumentIndex
 from phasewise.trainer.data.permutation import Permutation, derive_key
 
 BUFFER_VERSION = 1

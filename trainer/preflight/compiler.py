@@ -17,8 +17,7 @@ from phasewise.trainer.preflight.hlo import HBM, HOST, Module
 from phasewise.trainer.preflight.module_costs import host_traffic_bytes, read_collectives, traffic_bytes, update_flops
 from phasewise.trainer.preflight.spec import Memory, Result, Spec, Topology, run_of
 from phasewise.trainer.sharding import build_mesh, named_sharding, state_shardings
-from phasewise.trainer.state import abstract_state
-from phasewise.trainer.step import build_train_step
+from phasewise.trainer.step import abstract_state, build_train_step
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 REFUSED = re.compile(r"RESOURCE_EXHAUSTED.*?\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", re.DOTALL)

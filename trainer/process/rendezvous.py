@@ -25,8 +25,8 @@ from phasewise.trainer.base.identity import code_digest, digest_of_json
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path, read_json, write_json
 from phasewise.trainer.config import RunConfig
+from phasewise.trainer.process.child_process import positive_seconds
 from phasewise.trainer.process.environment import DECIDING, HOSTS_VARIABLE, LAUNCH_VARIABLE, versions
-from phasewise.trainer.process.signals import positive_seconds
 
 JOIN_VARIABLE, RENDEZVOUS_VARIABLE = "PHASEWISE_JOIN_SECONDS", "PHASEWISE_RENDEZVOUS"
 CHECKPOINT_STORE_VARIABLE = "PHASEWISE_CHECKPOINT_STORE"

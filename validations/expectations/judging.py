@@ -12,7 +12,7 @@ import numpy as np
 
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.validations.expectations.suites import OBSERVED, Check, Severity
-from phasewise.validations.waivers import AcceptedWarning
+from phasewise.validations.limits import AcceptedWarning
 
 if TYPE_CHECKING:
     import pandas as pd

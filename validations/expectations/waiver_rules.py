@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from phasewise.validations.expectations.judging import AcceptedRows, CheckResult
 from phasewise.validations.expectations.suites import DATA_SUITE, SUITES, Check
-from phasewise.validations.waivers import AcceptedWarning, ApprovableCheck, AsksPeople
+from phasewise.validations.limits import AcceptedWarning, ApprovableCheck, AsksPeople
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,8 +24,9 @@ from phasewise.flows.recipes.marin.settings import (
 )
 from phasewise.flows.recipes.phase import FromScratch, Phase, continued
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.flows.recipes.waivers import accepted_order, accepted_without_average, accepted_without_cooldown
+from phasewise.flows.recipes.waivers import accepted_order, accepted_without_cooldown
 from phasewise.trainer.config import CheckpointPolicy, Steps, always
+from phasewise.validations.limits import AcceptedWarning
 
 KESTREL = Phase(
     name="kestrel",
@@ -138,6 +139,17 @@ MARIN_8B = Recipe(
             source='exp600; Marin 32B retrospective, "Shuffling: Linear vs. Feistel"',
         ),
         accepted_without_cooldown(PHASES, source="the phase's `learning_rate`, from the experiment code"),
-        accepted_without_average(PHASES),
+        AcceptedWarning(
+            table="health",
+            check="expect_column_values_to_be_in_set",
+            where={"measure": "ema_gap"},
+            phases=tuple(
+                phase.name
+                for phase in PHASES
+                if all(decay is None for _, decay in phase.stability.ema_decay.within(phase.start_step, phase.stop_step))
+            ),
+            reason="the recipe keeps no moving average in this phase",
+            source="the phase's `stability`, from the experiment code",
+        ),
     ),
 )

@@ -8,10 +8,11 @@ balance. Six changes followed, and six dense layers instead of three made a new 
 from phasewise.flows.recipes.facts import with_facts
 from phasewise.flows.recipes.phase import FromScratch, Phase, continued
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.flows.recipes.trinity.mixtures import LARGE_MIXTURES, LENGTH_BIAS
 from phasewise.flows.recipes.trinity.settings import (
     BUFFER_DOCUMENTS,
     EXTENSION_TOKENS,
+    LARGE_MIXTURES,
+    LENGTH_BIAS,
     ORDER,
     TOKENIZER,
     TRILLION,

@@ -8,11 +8,12 @@ report. `trinity.yaml` names the source of each value, and lists choices of this
 from phasewise.flows.recipes.facts import with_facts
 from phasewise.flows.recipes.phase import FromScratch, Phase, continued
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.flows.recipes.trinity.mixtures import LENGTH_BIAS, SMALL_MIXTURES
 from phasewise.flows.recipes.trinity.settings import (
     BUFFER_DOCUMENTS,
     EXTENSION_TOKENS,
+    LENGTH_BIAS,
     ORDER,
+    SMALL_MIXTURES,
     TOKENIZER,
     TRILLION,
     WARMUP_STEPS,

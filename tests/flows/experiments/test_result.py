@@ -9,8 +9,8 @@ import pytest
 
 from phasewise.flows.experiments.result import compare_arms, figures_of, write_experiment
 from phasewise.flows.site import pages
-from phasewise.flows.site.address import Links
 from phasewise.flows.site.export import write_site
+from phasewise.flows.site.shelf import Links
 from phasewise.trainer.base.run_folder import RunFolder
 from tests.flows.site.homes import RUN_NAME, site_of, write_home
 

@@ -10,7 +10,7 @@ from phasewise.flows.cli.show import print_description
 from phasewise.flows.recipes import NAMES, load_recipe, load_record
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.show.describe import describe
-from phasewise.validations.waivers import AcceptedWarning, accepted_in
+from phasewise.validations.limits import AcceptedWarning, accepted_in
 
 ORDER: dict[str, Any] = {
     "table": "order", "check": "expect_order_to_mix", "where": {"permutation": "linear"}, "phases": None,

@@ -31,8 +31,8 @@ from phasewise.trainer.config import ModelConfig, without_added
 from phasewise.trainer.model.hugging_face_config import to_hugging_face
 from phasewise.validations.expectations.suites import SUITES, version_of
 from phasewise.validations.expectations.waiver_rules import asked_of_suite
+from phasewise.validations.limits import accepted_in, expected
 from phasewise.validations.verdict import accepted_by
-from phasewise.validations.waivers import accepted_in, expected
 from tests.tasks.conftest import write_lines
 from tests.tasks.evaluation.conftest import write_prose
 

@@ -3,12 +3,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from phasewise.flows.plan import drawn_earlier
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.flows.recipes.hand_off import changes_between
 from phasewise.flows.recipes.phase import Change, Phase, continued
 from phasewise.flows.recipes.recipe import Recipe, Tokenizer
 from phasewise.flows.recipes.words import Experts, SignBalancing, Smebu, afmoe, cosine, from_scratch, llama, order, wsd
-from phasewise.flows.token_budget import drawn_earlier
 from phasewise.tasks.data.filters import LengthBias
 from phasewise.trainer.config import DataOrder, always
 from phasewise.trainer.data.mixture import MixtureSchedule

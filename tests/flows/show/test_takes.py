@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from phasewise.flows.cli.main import main
 from phasewise.flows.recipes import load_recipe
-from phasewise.flows.show.cost import describe_takes
+from phasewise.flows.show.describe import describe_takes
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.model.params import count_parameters

@@ -12,12 +12,10 @@ import pytest
 from phasewise.flows.prefect.server import QueuedRun
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.site import export, pages
-from phasewise.flows.site.address import Links, PhaseAddress
-from phasewise.flows.site.documents import FIELDS
+from phasewise.flows.site.documents import FIELDS, Asked, EvidenceTable
 from phasewise.flows.site.export import MARKER, write_site
-from phasewise.flows.site.shelf import PhaseFiles
+from phasewise.flows.site.shelf import Links, PhaseAddress, PhaseFiles
 from phasewise.flows.site.site import Site, state_of
-from phasewise.flows.site.tables import Asked, EvidenceTable
 from phasewise.flows.status.phase_status import Finding, PhaseRecord
 from phasewise.tasks.home import Home
 from phasewise.tasks.phase_state import State, enter_stage, working
@@ -25,11 +23,10 @@ from phasewise.tasks.validation.decide import decide
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import RunFolder
-from phasewise.trainer.instability import CHECK, TABLE
+from phasewise.trainer.skipped_steps import CHECK, TABLE
 from phasewise.validations.expectations.suites import DATA_SUITE, GATE_SUITE, HEALTH_SUITE, SUITES
-from phasewise.validations.outcomes import MEASURABLE
-from phasewise.validations.verdict import Verdict, read_verdict, write_verdict
-from phasewise.validations.waivers import ApprovableCheck, AsksPeople
+from phasewise.validations.limits import ApprovableCheck, AsksPeople
+from phasewise.validations.verdict import MEASURABLE, Verdict, read_verdict, write_verdict
 from tests.flows.commands import Run
 from tests.flows.site.homes import RUN_NAME, row, sample, site_of, write_home, write_phase, write_rows, zoo
 from tests.validations.report.samples import register

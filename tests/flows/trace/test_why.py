@@ -9,10 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from phasewise.flows.cli.main import main
-from phasewise.flows.site.address import Links, PhaseAddress
 from phasewise.flows.site.export import write_site
 from phasewise.flows.site.pages import find_phase, phase_page, step_page
-from phasewise.flows.site.shelf import Shelf
+from phasewise.flows.site.shelf import Links, PhaseAddress, Shelf
 from phasewise.flows.site.site import Site
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, append_event

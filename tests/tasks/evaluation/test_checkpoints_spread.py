@@ -22,7 +22,7 @@ from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import CheckpointError
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
 from phasewise.trainer.config import ModelConfig, RunConfig
-from phasewise.trainer.state import TrainState, abstract_state, params_digest
+from phasewise.trainer.step import TrainState, abstract_state, params_digest
 
 STEPS = (20, 30, 40)
 NAMES = ("word_order", "next_word")

@@ -26,8 +26,8 @@ from phasewise.tasks.evaluation.corpus_fit import (
 )
 from phasewise.tasks.evaluation.held_out import HeldOutTokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.tasks.evaluation.model_loading import Model, compare_tokens
 from phasewise.tasks.evaluation.scoring import bits_per_byte
-from phasewise.tasks.evaluation.token_comparison import Model, compare_tokens
 from phasewise.trainer.base.errors import ConfigError, DataError, EvaluationError
 from phasewise.trainer.config import Execution, LossEvaluation
 from phasewise.trainer.loop import build_evaluate

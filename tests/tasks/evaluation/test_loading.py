@@ -20,7 +20,7 @@ from phasewise.trainer.checkpoints.checkpointer import Checkpoints
 from phasewise.trainer.config import Mesh, ModelConfig, RunConfig
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.trainer.model.hugging_face import write_folder
-from phasewise.trainer.state import TrainState, init_state
+from phasewise.trainer.step import TrainState, init_state
 from tests.shared_data import shared_folder
 from tests.tasks.conftest import tiny_run
 from tests.tasks.data.conversation_worlds import layout

@@ -7,7 +7,7 @@ from phasewise.tasks.preflight import plan as module
 from phasewise.tasks.preflight.plan import Plan, Setting, batch_refusal, policies_for, settings_for, spec_for
 from phasewise.tasks.preflight.slices import Slice, find_slice
 from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh
-from phasewise.trainer.model.remat import check_names
+from phasewise.trainer.model.decoder import check_names
 from phasewise.trainer.preflight.spec import StepShape, run_of
 from phasewise.trainer.sharding import check_batch, check_mesh
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, SPARSE, step_of

@@ -6,9 +6,8 @@ from phasewise.flows.recipes.trinity.small import TRINITY_NANO as TRINITY_NANO_R
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight import launcher as module
 from phasewise.tasks.preflight.estimate import ici_speed, roofline_of
-from phasewise.tasks.preflight.launcher import preflight_setup
+from phasewise.tasks.preflight.launcher import preflight_setup, report_of
 from phasewise.tasks.preflight.plan import GIB, Plan, Setup, policies_for, spec_for
-from phasewise.tasks.preflight.report import report_of
 from phasewise.tasks.preflight.search import Found, Tried, estimate_plan
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.config import ATTENTION, Execution, Kept, Mesh

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from phasewise.flows.recipes import load_recipe
 from phasewise.tasks.preflight import slices
+from phasewise.tasks.preflight.launcher import check_region, reads_between, region_of
 from phasewise.tasks.preflight.plan import Setup, step_shape
-from phasewise.tasks.preflight.report import check_region, reads_between, region_of
 from phasewise.tasks.preflight.slices import PLACE, TABLE, find_slice, read_table
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import Mesh

@@ -7,7 +7,7 @@ import pytest
 
 from phasewise.tasks.report.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
 from phasewise.tasks.report.sections import routing_of
-from phasewise.validations.outcomes import CheckCounts
+from phasewise.validations.verdict import CheckCounts
 
 WEB = {"dclm_baseline": 92.6, "starcoderdata": 6.1, "proofpile_2": 1.3}
 JELLYFISH = {"dolmino_dclm": 70.0, "dolma_pes2o": 15.0, "finemath": 10.0, "starcoderdata": 5.0}

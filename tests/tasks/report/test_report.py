@@ -12,7 +12,7 @@ from phasewise.tasks.report.contents import BenchmarkReport, Report, RollBackRep
 from phasewise.tasks.report.html import environment, render, write_report
 from phasewise.tasks.report.pictures import LEVELS
 from phasewise.tasks.report.sections import routing_of
-from phasewise.validations.outcomes import CheckCounts
+from phasewise.validations.verdict import CheckCounts
 from tests.tasks.report.conftest import changed, planned
 from tests.validations.report.samples import HOSTILE as SCRIPT
 

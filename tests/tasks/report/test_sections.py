@@ -13,7 +13,7 @@ from phasewise.tasks.report.html import render
 from phasewise.tasks.report.pictures import LEVELS, LINE_PIXELS, across_picture, heat_map, panels_of
 from phasewise.tasks.report.sections import component_rows, gauges_of, macro_row, report_markdown, routing_of, row_of
 from phasewise.trainer.metrics import Row
-from phasewise.validations.outcomes import CheckCounts
+from phasewise.validations.verdict import CheckCounts
 from tests.tasks.report.conftest import build_phase, build_report
 
 

@@ -15,7 +15,7 @@ from phasewise.tasks.training.launchers import Attempt, Launcher, LocalLauncher
 from phasewise.tasks.training.tpu_vm import TpuVmLauncher, Workers
 from phasewise.trainer.base.errors import TrainingError
 from phasewise.trainer.base.identity import HOUSE
-from phasewise.trainer.process.signals import stop_seconds
+from phasewise.trainer.process.child_process import stop_seconds
 from tests.ports import free_port
 from tests.tasks.training.api_server import api_server
 from tests.tasks.training.ssh_hosts import ssh_hosts

@@ -24,7 +24,7 @@ from phasewise.trainer.base.identity import read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, append_event, read_events
 from phasewise.trainer.config import Execution, LearningRateSegment, Mesh, RunConfig
 from phasewise.trainer.metrics import Row, read_metrics
-from phasewise.trainer.process.signals import STOP_VARIABLE
+from phasewise.trainer.process.child_process import STOP_VARIABLE
 from phasewise.trainer.run import main
 from phasewise.trainer.skipped_steps import SkippedSteps, Window, write_skipped_steps
 from tests.compilation import compile_from_now_on

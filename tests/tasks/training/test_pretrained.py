@@ -18,7 +18,7 @@ from phasewise.trainer.checkpoints.state import read_params
 from phasewise.trainer.config import ModelConfig, Rope
 from phasewise.trainer.model.hugging_face import read_folder, write_folder
 from phasewise.trainer.model.params import init_params
-from phasewise.trainer.state import params_digest
+from phasewise.trainer.step import params_digest
 
 MODEL = ModelConfig(
     vocab_size=50, seq_len=64, num_layers=2, d_model=16, d_ff=24, num_query_heads=4, num_kv_heads=2, head_dim=4,

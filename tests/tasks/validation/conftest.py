@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.leakage_recall.made_items import made_items
-from phasewise.tasks.validation.index_store import index_of_folder
+from phasewise.tasks.validation.scan_pieces import index_of_folder
 from phasewise.validations.evidence.leakage.items import BenchmarkItem
 
 BENCHMARK = "made-math"

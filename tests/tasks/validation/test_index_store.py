@@ -7,7 +7,7 @@ import pytest
 from phasewise.tasks.home import Home
 from phasewise.tasks.validation import evidence_keys
 from phasewise.tasks.validation.evidence_keys import index_store as place_of
-from phasewise.tasks.validation.index_store import index_of_folder, open_index
+from phasewise.tasks.validation.scan_pieces import index_of_folder, open_index
 from phasewise.trainer.base.errors import ConfigError, StorageError
 from phasewise.validations.evidence.leakage.index import LeakageIndex
 

@@ -16,15 +16,15 @@ from phasewise.tasks.data.listing import Listing
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.evaluation.made_benchmarks import WordOrderItem, benchmark_items
 from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE, OwnBenchmark
-from phasewise.tasks.validation import judge, scan_caches
-from phasewise.tasks.validation.scan_caches import test_items as items_of
+from phasewise.tasks.validation import judge
+from phasewise.tasks.validation.judge import test_items as items_of
 from phasewise.trainer.base.errors import ConfigError, DataError, VerdictError
 from phasewise.trainer.base.identity import SEAL, digest_of_bytes
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import SourceFile, read_manifest
 from phasewise.trainer.data.packing import DrawnRows
-from phasewise.trainer.process.verdict_check import check_verdict
+from phasewise.trainer.run import check_verdict
 from phasewise.validations.evidence.caches import hand_off_evidence
 from phasewise.validations.limits import OWN_TEXT, DataLimits, LeakageLimits, OrderLimits
 from phasewise.validations.verdict import Verdict, read_verdict
@@ -72,7 +72,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return run_all(work, function, calls)
 
     monkeypatch.setattr(cluster, "run_all", note)
-    monkeypatch.setattr(scan_caches, "MIN_CLUSTER_BYTES", 0)
+    monkeypatch.setattr(judge, "MIN_CLUSTER_BYTES", 0)
     return made
 
 
@@ -226,10 +226,10 @@ def test_own_benchmarks_are_found_where_they_are_planted(copied: Any, tmp_path: 
         {"question": "Which of the moons of Oort has ice?", "answer": "8"},
     ]
     (own / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    key = scan_caches.items_key(copied.plan(), ["law"], [("quiz:0", str(own))])
+    key = judge.items_key(copied.plan(), ["law"], [("quiz:0", str(own))])
     assert found_in(judged(copied, own=[("quiz:0", str(own))])) == {("law", 1)}
     (own / "quiz.jsonl").write_text(json.dumps(rows[1]) + "\n")
-    assert scan_caches.items_key(copied.plan(), ["law"], [("quiz:0", str(own))]) != key
+    assert judge.items_key(copied.plan(), ["law"], [("quiz:0", str(own))]) != key
     assert found_in(judged(copied, own=[("quiz:0", str(own))])) == set()
 
 
@@ -265,8 +265,8 @@ def test_a_training_is_judged_by_its_metrics(prepared: Any, tmp_path: Path):
 def test_a_branch_that_is_planned_beside_a_phase_changes_nothing_that_is_looked_for(prepared: Any):
     with_branch = replace(prepared.plan(), benchmark_components=("code", "law"))
     alone = replace(with_branch, components={name: with_branch.components[name] for name in ("code", "law")})
-    assert scan_caches.items_key(with_branch, ["code"]) == scan_caches.items_key(alone, ["law"])
-    assert scan_caches.items_key(with_branch, ["code", "web"]) != scan_caches.items_key(with_branch, ["code"])
+    assert judge.items_key(with_branch, ["code"]) == judge.items_key(alone, ["law"])
+    assert judge.items_key(with_branch, ["code", "web"]) != judge.items_key(with_branch, ["code"])
 
 
 def test_epochs_before_an_order_count_packed_rows_by_themselves(tmp_path: Path):

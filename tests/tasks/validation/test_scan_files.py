@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasewise.tasks.validation import scan_texts
-from phasewise.tasks.validation.scan_files import FilePiece, Reading
-from phasewise.tasks.validation.scan_tables import may_hold_text, strings_of
+from phasewise.tasks.validation.scan_files import FilePiece, Reading, may_hold_text, strings_of
 from phasewise.tasks.validation.scan_texts import Text, text_of_line, text_of_value, texts_of
 from tests.hostile_makers import arrow, parquet
 

@@ -12,7 +12,7 @@ import pytest
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.state import TrainState, abstract_state, params_digest
+from phasewise.trainer.step import TrainState, abstract_state, params_digest
 from tests.trainer.conftest import MakeRun
 
 ADAM = {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}

@@ -17,7 +17,7 @@ from phasewise.trainer.checkpoints.files import digests_here, saved_steps
 from phasewise.trainer.checkpoints.shards import build_writer, united
 from phasewise.trainer.checkpoints.state import average_of_last, read_params, saved_params_digest
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.state import TrainState, params_digest
+from phasewise.trainer.step import TrainState, params_digest
 from tests.trainer.checkpoints.conftest import WINDOWS, assert_equal, random_state
 from tests.trainer.conftest import MakeRun
 

@@ -9,9 +9,8 @@ import pytest
 
 from phasewise.trainer.base.errors import CheckpointError
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
-from phasewise.trainer.checkpoints.hand_off import state_to_start_from
-from phasewise.trainer.checkpoints.state import leaves_of
-from phasewise.trainer.state import TrainState, init_state, params_digest
+from phasewise.trainer.checkpoints.state import leaves_of, state_to_start_from
+from phasewise.trainer.step import TrainState, init_state, params_digest
 from tests.trainer.checkpoints.conftest import Build, Parent, assert_equal
 
 

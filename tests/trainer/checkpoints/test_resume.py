@@ -14,7 +14,7 @@ from phasewise.trainer.checkpoints.checkpointer import Checkpoints, check_resume
 from phasewise.trainer.checkpoints.files import write_digests
 from phasewise.trainer.config import LearningRateSegment, RunConfig, Steps
 from phasewise.trainer.config.run import BIND_THE_RESULT, MAY_CHANGE
-from phasewise.trainer.state import init_state
+from phasewise.trainer.step import init_state
 from tests.trainer.checkpoints.conftest import ADAM, OPTIMIZERS
 from tests.trainer.conftest import MakeRun
 from tests.trainer.test_added_fields import models_in

@@ -12,10 +12,10 @@ from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.document_buffer import BufferedComponent
-from phasewise.trainer.data.document_index import DocumentIndex
 from phasewise.trainer.data.loader import Loader, changed_since
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.trainer.data.packing import DocumentIndex
 from phasewise.trainer.data.trace import TracedOrder
 from tests.trainer.conftest import MakeRun
 from tests.trainer.token_caches import write_token_cache

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.document_index import DocumentIndex, Located
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
+from phasewise.trainer.data.packing import DocumentIndex, Located
 from tests.trainer.token_caches import write_token_cache
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Execution, Kept, ModelConfig, Remat
+from phasewise.trainer.model.decoder import name_products
 from phasewise.trainer.model.params import Params, abstract_params, init_params
-from phasewise.trainer.model.remat import name_products
 from phasewise.trainer.preflight.roofline import kept_names, products
 from tests.trainer.model.families import logits
 

@@ -16,7 +16,7 @@ from phasewise.trainer import loop
 from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Execution, Kept, Mesh, ModelConfig, Muon, Remat
 from phasewise.trainer.preflight import compiler
 from phasewise.trainer.preflight.spec import Result, Spec, Topology, run_of
-from phasewise.trainer.state import abstract_state, init_state
+from phasewise.trainer.step import abstract_state, init_state
 from tests.trainer.preflight.models import ADAMW, EXPERTS, SMALL, SPARSE, step_of
 from tests.trainer.preflight.snippets import LOOP
 

@@ -12,8 +12,14 @@ import pytest
 
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.identity import HOUSE, ROOMS
-from phasewise.trainer.process.child_process import ending_with_reason, python_command
-from phasewise.trainer.process.signals import STOP_VARIABLE, positive_seconds, seconds_left_to_save, stop_requests
+from phasewise.trainer.process.child_process import (
+    STOP_VARIABLE,
+    ending_with_reason,
+    positive_seconds,
+    python_command,
+    seconds_left_to_save,
+    stop_requests,
+)
 from tests.shadows import write_shadows
 
 COMMANDS = {"from phasewise.flows.cli.main import main; main(['schema'])": True, "from phasewise.trainer.run import main; main([])": False}
@@ -100,7 +106,7 @@ def test_a_request_to_stop_is_noted_and_the_handlers_of_before_come_back(number:
 
 def test_the_time_to_save_counts_from_the_first_request(monkeypatch: pytest.MonkeyPatch):
     now = 100.0
-    monkeypatch.setattr("phasewise.trainer.process.signals.time.monotonic", lambda: now)
+    monkeypatch.setattr("phasewise.trainer.process.child_process.time.monotonic", lambda: now)
     with stop_requests():
         for now, left in ((100.0, 30), (120.0, 10), (140.0, 0)):  # noqa: B007  # the clock reads it
             os.kill(os.getpid(), signal.SIGTERM)

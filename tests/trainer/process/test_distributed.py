@@ -20,7 +20,7 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import Row, read_metrics
 from phasewise.trainer.process import distributed
 from phasewise.trainer.process.distributed import is_of_the_runtime, start
-from phasewise.trainer.state import params_digest
+from phasewise.trainer.step import params_digest
 from tests.ports import free_port
 from tests.trainer.conftest import MakeRun, RowsOf, WaitUntil
 

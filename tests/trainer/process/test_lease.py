@@ -10,8 +10,8 @@ from phasewise.trainer.base.errors import ExitCode, TakenOver, TrainingError
 from phasewise.trainer.base.run_folder import TOKEN_NAME
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.metrics import read_metrics
-from phasewise.trainer.process import lease as module
-from phasewise.trainer.process.lease import Lease, only_one_trainer
+from phasewise.trainer.process import watchdog as module
+from phasewise.trainer.process.watchdog import Lease, only_one_trainer
 from phasewise.trainer.run import main
 from tests.trainer.conftest import MakeRun, RowsOf, StartTrainer, WaitUntil
 

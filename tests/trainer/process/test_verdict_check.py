@@ -12,7 +12,7 @@ from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
-from phasewise.trainer.process.verdict_check import check_verdict
+from phasewise.trainer.run import check_verdict
 from tests.trainer.conftest import MakeRun
 
 CHECK = {"table": "mixture", "name": "expect_epochs", "severity": "critical", "outcome": "failed"}

@@ -8,8 +8,7 @@ from pydantic import ValidationError
 from phasewise.validations.expectations.judging import CheckResult, build_suite, judge_tables, load_library, reasons_for
 from phasewise.validations.expectations.suites import SUITES, checks_of, expect_rows
 from phasewise.validations.expectations.waiver_rules import accept, check_acceptable
-from phasewise.validations.limits import OrderLimits
-from phasewise.validations.waivers import AcceptedWarning, accepted_in
+from phasewise.validations.limits import AcceptedWarning, OrderLimits, accepted_in
 from tests.validations.conftest import DATA_LIMITS, order_checks
 from tests.validations.evidence.health.simulated import LIMITS as HEALTH_LIMITS
 

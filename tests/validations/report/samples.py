@@ -10,9 +10,8 @@ import pytest
 from phasewise.validations.expectations.judging import judge_tables, reasons_for
 from phasewise.validations.expectations.suites import SUITES, Check, Details, Suite, expect_rows
 from phasewise.validations.expectations.waiver_rules import accept
-from phasewise.validations.outcomes import count_checks
-from phasewise.validations.verdict import Verdict, outcome_of, write_tables
-from phasewise.validations.waivers import AcceptedWarning
+from phasewise.validations.limits import AcceptedWarning
+from phasewise.validations.verdict import Verdict, count_checks, outcome_of, write_tables
 
 TABLES = ("caches", "leakage", "leaked_items")
 STALE = "the cache of component math is stale: GSM8K/test.json is no source of it any more"

@@ -28,22 +28,20 @@ from phasewise.tasks.evaluation.suite import kept_path
 from phasewise.tasks.home import Home
 from phasewise.tasks.report.card import CardOptions, write_card
 from phasewise.tasks.report.claims import Subject
-from phasewise.tasks.report.data_docs import build_data_docs
-from phasewise.tasks.report.html import write_report
+from phasewise.tasks.report.html import build_data_docs, write_report
 from phasewise.tasks.report.placing import export_name, is_placed, place
-from phasewise.tasks.validation.index_store import open_index
-from phasewise.tasks.validation.judge import judge_phase_health
-from phasewise.tasks.validation.scan_caches import scan_caches
+from phasewise.tasks.validation.judge import judge_phase_health, scan_caches
+from phasewise.tasks.validation.scan_pieces import open_index
 from phasewise.trainer.base.decision import Decision, Decisions, decision_path, seen_of
 from phasewise.trainer.base.errors import PhasewiseError
 from phasewise.trainer.base.identity import SEAL, digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, read_result
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.process.compilation_cache import drop_changed
-from phasewise.trainer.process.verdict_check import check_verdict
+from phasewise.trainer.run import check_verdict
 from phasewise.trainer.skipped_steps import NOTHING, write_skipped_steps
+from phasewise.validations.limits import accepted_in
 from phasewise.validations.verdict import judge_gate, write_verdict
-from phasewise.validations.waivers import accepted_in
 from tests.tasks.report.card.world import HELD_OUT_TOKENS
 
 EDITS = ("flipped", "emptied", "cut", "another", "removed")

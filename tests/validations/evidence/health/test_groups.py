@@ -6,7 +6,7 @@ import pytest
 
 from phasewise.trainer.metrics import ALL_GROUPS, PARAM_GROUPS, SPARSE_GROUPS, Row
 from phasewise.trainer.model.params import Group
-from phasewise.trainer.state import groups
+from phasewise.trainer.step import groups
 from phasewise.validations.evidence.health.phenomena import Measure
 from tests.trainer.model.families import FAMILIES
 from tests.validations.evidence.health.simulated import LIMITS, Scenario, evidence, flagged, healthy_rows, scaled

@@ -15,8 +15,7 @@ from phasewise.trainer.model.decoder import head_weight, run_layers
 from phasewise.trainer.model.params import Params, init_params
 from phasewise.trainer.optimizer import build_optimizer
 from phasewise.trainer.recorder import values_of
-from phasewise.trainer.state import TrainState
-from phasewise.trainer.step import TrainStep, build_train_step
+from phasewise.trainer.step import TrainState, TrainStep, build_train_step
 
 MODEL = ModelConfig(
     vocab_size=256, seq_len=32, num_layers=1, d_model=32, d_ff=48, num_query_heads=4, num_kv_heads=2, head_dim=8,
