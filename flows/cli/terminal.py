@@ -22,8 +22,9 @@ INDENT = "  "
 
 def print_table(console: Console, table: Table) -> None:
     """Print a table with columns at least as wide as their words. On a narrower terminal, print each row as a list of cells."""
-    cells = [[_text(cell) for cell in column.cells] for column in table.columns]
-    heads = [_text(column.header) if table.show_header else "" for column in table.columns]
+    written = [[column.header if table.show_header else "", *column.cells] for column in table.columns]
+    plain = [[Text.from_markup(cell).plain if isinstance(cell, str) else str(cell) for cell in cells] for cells in written]
+    heads, cells = [texts[0] for texts in plain], [texts[1:] for texts in plain]
     columns = list(zip(table.columns, heads, cells, strict=True))
     least = [_width([head, *found], whole=bool(column.no_wrap)) for column, head, found in columns]
     most = [_width([head, *found], whole=True) for _, head, found in columns]
@@ -51,10 +52,6 @@ def print_table(console: Console, table: Table) -> None:
         column.width = width
         column.min_width = column.max_width = None
     console.print(table)
-
-
-def _text(cell: object) -> str:
-    return Text.from_markup(cell).plain if isinstance(cell, str) else str(cell)
 
 
 def _width(texts: list[str], *, whole: bool) -> int:

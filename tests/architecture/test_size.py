@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("trainer", "validations", "tasks", "flows", "deployments")
 MAX_FUNCTION_LINES, SMALL_FILE_LINES = 80, 80
 BUDGET = {
-    "lines": 59_970,
-    "files": 352,
-    "small files with one importer": 14,
+    "lines": 59_530,
+    "files": 320,
+    "small files with one importer": 10,
     "functions per 100 lines of code": 6.5,
-    "lines of experiments": 9_890,
-    "lines of tests": 44_790,
+    "lines of experiments": 9_880,
+    "lines of tests": 44_770,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)
