@@ -31,7 +31,7 @@ from phasewise.trainer.process.environment import deciding_variables
 MAX_SECONDS, MAX_MACHINE_CODE_SECONDS = 1800, 3600
 LIBRARIES = ("jax", "jaxlib", "libtpu", "optax")
 DECIDING = (
-    *(f"trainer/{name}.py" for name in ("interventions", "loss", "metrics", "optimizer", "sharding", "state", "step")),
+    *(f"trainer/{name}.py" for name in ("interventions", "loss", "metrics", "optimizer", "sharding", "step")),
     *(f"trainer/{name}/**/*.py" for name in ("kernels", "model", "preflight")),
 )
 """The files that decide the compiled step and its analysis. They are read, not imported: they need jax."""
