@@ -17,7 +17,7 @@ BUDGET = {
     "small files with one importer": 10,
     "functions per 100 lines of code": 6.5,
     "lines of experiments": 9_880,
-    "lines of tests": 44_770,
+    "lines of tests": 44_790,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)
