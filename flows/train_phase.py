@@ -107,8 +107,7 @@ def plan_of(resolved: Resolved, phase: Phase, slice_name: str) -> Execution | No
     return execution
 
 
-REFUSALS = (VerdictError, TrainingDiverged)
-"""Errors that stop a phase and its descendants, and no other phase."""
+REFUSALS = (VerdictError, TrainingDiverged)  # errors that stop a phase and its descendants, and no other phase
 
 
 @door(name="train-phase")
@@ -119,11 +118,6 @@ def train_phase(
     """Train a phase after its parent. Finished work is reused.
 
     Args:
-        recipe: Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.
-        phase: Name of a phase.
-        scale: `proxy`, `full`, or `own` for a recipe with this scale.
-        home: Folder of all data and results. Default: PHASEWISE_HOME.
-        settings: Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.
         retrain: Train a phase again after a change of its data or settings. Less than ten minutes of training at proxy scale need no
             permission.
     """
@@ -182,7 +176,12 @@ def train_judged(resolved: Resolved, phase: Phase) -> None:
     run = planned[-1].run
     at_stage(resolved, phase, State.TRAINING)
     try:
-        result = train(run, planned)
+        forecast = None
+        if phase.forecast:
+            from phasewise.flows.forecast import forecast_of  # it imports NumPy
+
+            forecast = forecast_of(run, resolved.home)
+        result = train(run, planned, forecast)
     except WaitsForPerson as waiting:
         question = ask_about_training(waiting.verdict)
         raise_unless_let_pass(question, waiting.verdict, approving_command(resolved, phase))

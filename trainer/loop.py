@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from phasewise.trainer.config import Component, Execution, LossEvaluation, Model
 from phasewise.trainer.data.cache import TokenCache, fetch
 from phasewise.trainer.data.loader import Batch, Loader
 from phasewise.trainer.data.packing import PLAIN, ComponentRows, RowRule
+from phasewise.trainer.forecast import LossBand, band_of
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.loss import Targets
 from phasewise.trainer.metrics import Row, read_metrics, whole_through
@@ -165,7 +166,7 @@ def train(run: RunConfig, guards: Guards | None = None) -> dict[str, Any]:
         nullcontext() if jax.process_count() > 1 else stop_requests() as is_requested,
         Checkpoints(folder.checkpoints, run, check=guards.check, alone=guards.alone, watch=watch) as checkpoints,
     ):
-        training = _Training(run, guards, loader, checkpoints, evaluate, is_requested, mesh, shardings)
+        training = _Training(run, guards, loader, checkpoints, evaluate, is_requested, mesh, shardings, band_of(run))
         with alone():
             skipped = after_answer(run, read_skipped_steps(folder.path), write=is_first())
         while True:
@@ -177,6 +178,8 @@ def train(run: RunConfig, guards: Guards | None = None) -> dict[str, Any]:
                 with alone():
                     try:
                         skipped = decide(run, found, skipped, write=is_first())
+                        if found.forecast:
+                            training = replace(training, band=None)
                     except TrainingDiverged as error:
                         if is_first() and not isinstance(error, AsksPerson):
                             append_event(run.output, "diverged", found.step, str(error))
@@ -199,6 +202,7 @@ class _Training:
     is_stop_requested: Callable[[], bool] | None  # None if several processes must agree
     mesh: jax.sharding.Mesh | None
     shardings: TrainState | None
+    band: LossBand | None
 
     def train_branch(self, skipped: SkippedSteps) -> TrainState:
         """Train from the newest valid checkpoint to the end. Raises Unstable if an update must be rejected."""
@@ -225,7 +229,7 @@ class _Training:
             return state  # an earlier attempt saved the state and died before its end
         watchdog.begin("start", step)
         note_conditions(run, None if restored is None else step, alone=self.guards.alone)
-        with Recorder(run, restored_step=step, check=self.guards.check, alone=self.guards.alone) as recorder:
+        with Recorder(run, restored_step=step, band=self.band, check=self.guards.check, alone=self.guards.alone) as recorder:
             return self._update(state, step, skipped, recorder, contract)
 
     def _update(

@@ -25,6 +25,7 @@ from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import AdamC, RunConfig
 from phasewise.trainer.flops import peak_flops, step_flops
+from phasewise.trainer.forecast import LossBand
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.metrics import PARAM_GROUPS, MetricsFile, Row, read_metrics
 from phasewise.trainer.model.params import expert_layers
@@ -39,8 +40,7 @@ MUST_BE_FINITE = ("loss", "grad_norm", "param_norm")
 EVENTS_PREFIX = "events.out.tfevents"
 RECORD_HEADER = struct.Struct("<QI")
 RECORD_FOOTER_BYTES = 4
-MAX_METRICS = 1000
-"""Metrics of one request that MLflow accepts."""
+MAX_METRICS = 1000  # metrics of one request that MLflow accepts
 
 
 class Recorder(AbstractContextManager["Recorder"]):
@@ -54,6 +54,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         run: RunConfig,
         *,
         restored_step: int,
+        band: LossBand | None = None,
         check: Callable[[], None] = lambda: None,
         alone: Alone = nullcontext,
         clock: Callable[[], float] = time.monotonic,
@@ -73,9 +74,9 @@ class Recorder(AbstractContextManager["Recorder"]):
                 self._row_losses = RowLossesFile(RunFolder(run.output).row_losses, restored_step=restored_step)
             self._sinks = open_sinks(run)
             send(self._sinks, self._file.kept)
-        self._max_loss = run.recovery.max_loss if run.recovery else None
+        self._max_loss, self._band = run.recovery.max_loss if run.recovery else None, band
         losses = (row["loss"] for row in read_metrics(path) if row["step"] <= restored_step and not row.get("skipped"))
-        self._losses: deque[float] = deque(losses, maxlen=self._max_loss.window if self._max_loss else 1)
+        self._losses: deque[float] = deque(losses, maxlen=max(self._max_loss.window if self._max_loss else 1, band.patience if band else 1))
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
@@ -98,8 +99,8 @@ class Recorder(AbstractContextManager["Recorder"]):
         """Write the row of the update that made step `step`.
 
         Raises:
-            Unstable: the loss, the gradients' norm or the weights' norm is NaN, or the loss is above the recipe's limit. For a skipped
-                update only the weights' norm counts.
+            Unstable: the loss, the gradients' norm or the weights' norm is NaN, the loss is above the recipe's limit, or the mean loss
+                left the `band` of the forecast. For a skipped update only the weights' norm counts.
             TakenOver: another trainer owns the folder.
         """
         run, every = self._run, self._run.instrumentation.layer_norms_every
@@ -130,12 +131,14 @@ class Recorder(AbstractContextManager["Recorder"]):
         if values.get("skipped"):
             return
         if self._max_loss is not None and len(self._losses) >= self._max_loss.min_samples:
-            before = np.array(self._losses)
+            before = np.array(self._losses)[-self._max_loss.window :]
             most = float(before.mean() + self._max_loss.sigmas * before.std())
             if values["loss"] > most:
                 finding = f"the loss is {values['loss']:.4g}, above {most:.4g}, the limit over the {len(before)} updates before it"
                 raise Unstable(run, step, finding, is_spike=True)
         self._losses.append(values["loss"])
+        if self._band and (left := self._band.finding(list(self._losses), step - run.start_step)):
+            raise Unstable(run, step, left, forecast=self._band.digest)
 
     def flush(self) -> str | None:
         """Sync the rows to disk before the next checkpoint, and return their digest (None in other processes than the first)."""

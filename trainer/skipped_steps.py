@@ -1,4 +1,4 @@
-"""Updates that a phase skips for good, with their data, after it rolled back, and the reaction to an update that must be rejected.
+"""Updates that a phase skips for good, with their data, after it rolled back, and the reaction to a rejected update.
 
 A skipped update counts as a step, changes nothing, and its sequences are not drawn again: every other update of the lineage keeps its
 batch. `passed_over.json` in the run's folder lists the windows and is the first file that a roll-back writes. Only settings determine the
@@ -17,6 +17,7 @@ from phasewise.trainer.base.identity import digest_of_file, digest_of_json, read
 from phasewise.trainer.base.run_folder import RunFolder, append_event
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, is_committed, saved_steps
 from phasewise.trainer.config import RunConfig, Steps, sequences_between
+from phasewise.trainer.forecast import FORECAST
 
 CONTRACT_NAME = "passed_over"
 BY_THE_RECIPE = "the recipe"
@@ -129,57 +130,58 @@ def window_of(run: RunConfig, step: int, skipped: SkippedSteps) -> Window:
     return Window(saved[max(0, len(saved) - run.recovery.checkpoints_back)], step + run.recovery.steps_more)
 
 
-TABLE, CHECK = "recovery", "expect_no_update_that_must_not_be_kept"
+TABLE, CHECK, LEAVES = "recovery", "expect_no_update_that_must_not_be_kept", "expect_loss_within_forecast"
 
 
 class Unstable(TrainingDiverged):
-    """A rejected update that made step `step`. `finding` is `loss is nan`, or a loss above the limit."""
+    """A rejected update that made step `step`. `finding` is `loss is nan`, a loss above the limit, or a mean loss outside a forecast.
 
-    def __init__(self, run: RunConfig, step: int, finding: str, *, is_spike: bool = False) -> None:
+    `forecast` is the digest of the forecast. Then the update itself is sound.
+    """
+
+    def __init__(self, run: RunConfig, step: int, finding: str, *, is_spike: bool = False, forecast: str | None = None) -> None:
         self.kept = f"The last checkpoint before it is kept in {run.output}."
         super().__init__(f"phase {run.phase}: {finding} at step {step}. {self.kept}")
-        self.step, self.finding, self.is_spike = step, finding, is_spike
+        self.step, self.finding, self.is_spike, self.forecast = step, finding, is_spike, forecast
 
 
 def _question(run: RunConfig, found: Unstable, skipped: SkippedSteps) -> dict[str, Any]:
     """The question in the form of a verdict. Only the location of its evidence is a path, so a home may be moved."""
-    assert run.recovery is not None
-    finding, step, window = found.finding, found.step, window_of(run, found.step, skipped)
-    checkpoints, most = RunFolder(run.output).checkpoints, run.recovery.max_loss
-    saved = [at for at in saved_steps(checkpoints) if at <= window.first and is_committed(checkpoints / str(at))]
-    judged = {f"the start at step {run.start_step}": run.digest}
-    if saved:
-        judged = {f"checkpoint of step {saved[-1]}": digest_of_file(checkpoints / str(saved[-1]) / DIGESTS_NAME)}
+    finding, step = found.finding, found.step
+    if found.forecast:
+        table, name, asks = FORECAST, LEAVES, "The mean loss stays within the band of the forecast."
+        judged, decides, thresholds = {"the forecast": found.forecast}, {"run": run.digest}, {"step": step}
+        limit, to_do = "the band of the forecast", "Approve to go on without the forecast. Reject to stop the phase."
+    else:
+        assert run.recovery is not None
+        table, name, asks = TABLE, CHECK, "Every update has a loss and norms that are numbers, and no loss above the recipe's limit."
+        window, most = window_of(run, step, skipped), run.recovery.max_loss
+        checkpoints = RunFolder(run.output).checkpoints
+        saved = [at for at in saved_steps(checkpoints) if at <= window.first and is_committed(checkpoints / str(at))]
+        judged = {f"the start at step {run.start_step}": run.digest}
+        if saved:
+            judged = {f"checkpoint of step {saved[-1]}": digest_of_file(checkpoints / str(saved[-1]) / DIGESTS_NAME)}
+        decides = {"run": run.digest, "passed over before": digest_of_json(skipped.as_json())}
+        thresholds = {**run.recovery.model_dump(mode="json"), "step": step, "window": list(window)}
+        limit = f"mean + {most.sigmas:g} deviations over up to {most.window} updates" if most else "a finite number"
+        to_do = (
+            f"Approve to go back to step {window.first} and to pass over {window} for good, with "
+            f"{sequences_between(run.batch, *window):,} sequences. Reject to stop the phase."
+        )
     check = {
-        "name": CHECK, "table": TABLE, "severity": "critical", "passes": False, "outcome": "failed", "observed": finding, "accepted": [],
-        "asks": "Every update has a loss and norms that are numbers, and no loss above the recipe's limit.",
+        "name": name, "table": table, "severity": "critical", "passes": False, "outcome": "failed", "observed": finding, "accepted": [],
+        "asks": asks,
     }  # fmt: skip
     reason = {
-        "expectation": CHECK,
-        "severity": "critical",
-        "what": f"{finding} at step {step}",
-        "found": finding,
-        "limit": f"mean + {most.sigmas:g} deviations over up to {most.window} updates" if most else "a finite number",
-        "where": f"step {step} of {run.stop_step}",
-        "what_to_do": f"Approve to go back to step {window.first} and to pass over {window} for good, with "
-        f"{sequences_between(run.batch, *window):,} sequences. Reject to stop the phase.",
-    }
+        "expectation": name, "severity": "critical", "what": f"{finding} at step {step}", "found": finding, "limit": limit,
+        "where": f"step {step} of {run.stop_step}", "what_to_do": to_do,
+    }  # fmt: skip
     return {
-        "subject": f"{run.recipe}/{run.scale}/{run.phase} training",
-        "suite": TABLE,
-        "suite_version": "1",
-        "passes": False,
-        "judged": judged,
-        "decided_by": {"run": run.digest, "passed over before": digest_of_json(skipped.as_json())},
-        "thresholds": {**run.recovery.model_dump(mode="json"), "step": step, "window": list(window)},
-        "accepts": [],
-        "asks_people": {"approvable": [{"table": TABLE, "check": CHECK, "phases": None}], "on_warnings": False},
-        "reasons": [reason],
-        "checks": [check],
-        "evidence": run.output,
-        "tables": {},
-        "notes": [],
-    }
+        "subject": f"{run.recipe}/{run.scale}/{run.phase} training", "suite": table, "suite_version": "1", "passes": False,
+        "judged": judged, "decided_by": decides, "thresholds": thresholds, "accepts": [],
+        "asks_people": {"approvable": [{"table": table, "check": name, "phases": None}], "on_warnings": False},
+        "reasons": [reason], "checks": [check], "evidence": run.output, "tables": {}, "notes": [],
+    }  # fmt: skip
 
 
 def open_question(run: RunConfig, skipped: SkippedSteps) -> tuple[Unstable, Ruling] | None:
@@ -189,16 +191,16 @@ def open_question(run: RunConfig, skipped: SkippedSteps) -> tuple[Unstable, Ruli
     if the decision on it is unreadable.
     """
     path = RunFolder(run.output).question
-    if run.recovery is None or run.recovery.action != "ask":
-        return None
     try:
         written: Mapping[str, Any] = read_sealed(path)
-        found = Unstable(run, int(written["thresholds"]["step"]), str(written["reasons"][0]["found"]))
+        forecast = written["judged"]["the forecast"] if written["suite"] == FORECAST else None
+        found = Unstable(run, int(written["thresholds"]["step"]), str(written["reasons"][0]["found"]), forecast=forecast)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"{path}: expected a question to a person, found an unreadable file ({error}). Delete the file.") from None
-    if not run.start_step < found.step <= run.stop_step:
+    asks = forecast or (run.recovery and run.recovery.action == "ask")
+    if not asks or not run.start_step < found.step <= run.stop_step:
         return None
     current = _question(run, found, skipped)
     if seen_of(current) != seen_of(written):
@@ -206,21 +208,42 @@ def open_question(run: RunConfig, skipped: SkippedSteps) -> tuple[Unstable, Ruli
     return found, ruling_of(current, read_decisions(path))
 
 
+def _decide_by_person(run: RunConfig, found: Unstable, skipped: SkippedSteps, at: str, action: str, *, write: bool) -> str:
+    """Return the words of the decision that lets the training go on. Raises AsksPerson before a decision, TrainingDiverged after a no."""
+    path, content = RunFolder(run.output).question, _question(run, found, skipped)
+    ruling = ruling_of(content, read_decisions(path))
+    if write and ruling.state == "waits":
+        is_new = open_question(run, skipped) is None
+        write_sealed(path, content)
+        if is_new:
+            append_event(run.output, "asked", found.step, f"{found.finding} at step {found.step}: a person is asked")
+    if not ruling.lets_go_on and ruling.decision:
+        raise TrainingDiverged(f"{at}, and to {action} was {ruling.decision.words}. {found.kept}") from found
+    if not ruling.lets_go_on:
+        asks = "it left its forecast" if found.forecast else "its recovery is `ask`"
+        raise AsksPerson(f"{at}, and {asks}: a person decides by `phasewise approve`. {found.kept}") from found
+    assert ruling.decision is not None
+    return ruling.decision.words
+
+
 def decide(run: RunConfig, found: Unstable, skipped: SkippedSteps, *, write: bool = True) -> SkippedSteps:
     """Return the windows including this roll-back. With `write`, also write the list and the events.
 
     Raises:
         AsksPerson: a person must decide the question in the run's folder.
-        TrainingDiverged: the phase stops: it has no recovery, a person rejected the roll-back, or a roll-back does not help.
+        TrainingDiverged: the phase stops: it has no recovery, a person rejected to go on, or a roll-back does not help.
     """
     folder = Path(run.output)
+    at = f"phase {run.phase}: {found.finding} at step {found.step}"
+    if found.forecast:
+        _decide_by_person(run, found, skipped, at, "go on", write=write)
+        return skipped
     if found.is_spike and write:
         append_event(folder, "spike", found.step, found.finding)
     if run.recovery is None:
         raise found
 
     window = window_of(run, found.step, skipped)
-    at = f"phase {run.phase}: {found.finding} at step {found.step}"
     obstacle = ""
     if len(skipped.windows) >= run.recovery.max_times:
         obstacle = f"it has rolled back {len(skipped.windows)} times, as often as the recipe allows (recovery.max_times)"
@@ -231,20 +254,7 @@ def decide(run: RunConfig, found: Unstable, skipped: SkippedSteps, *, write: boo
 
     decided = ""
     if run.recovery.action == "ask":
-        path = RunFolder(run.output).question
-        content = _question(run, found, skipped)
-        ruling = ruling_of(content, read_decisions(path))
-        if write and ruling.state == "waits":
-            is_new = open_question(run, skipped) is None
-            write_sealed(path, content)
-            if is_new:
-                append_event(folder, "asked", found.step, f"{found.finding} at step {found.step}: a person is asked")
-        if not ruling.lets_go_on and ruling.decision:
-            raise TrainingDiverged(f"{at}, and to roll back was {ruling.decision.words}. {found.kept}") from found
-        if not ruling.lets_go_on:
-            raise AsksPerson(f"{at}, and its recovery is `ask`: a person decides by `phasewise approve`. {found.kept}") from found
-        assert ruling.decision is not None
-        decided = ruling.decision.words
+        decided = _decide_by_person(run, found, skipped, at, "roll back", write=write)
 
     if write:
         text = f"{found.finding} at step {found.step}: back to step {window.first}, {window} passed over with their data"

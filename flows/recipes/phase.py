@@ -36,8 +36,7 @@ from phasewise.trainer.config import (
 )
 from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
 
-LOCAL_SLICE = "local"
-"""The slice name of this machine."""
+LOCAL_SLICE = "local"  # the slice name of this machine
 Change = Literal[
     "architecture", "rope", "batch", "learning_rate", "schedule", "optimizer", "optimizer_state", "mixture", "order", "coverage",
     "ema", "z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "slice", "balancing", "packing", "loss_on",
@@ -164,6 +163,7 @@ class Phase(Frozen):
             with whole documents. `pad` and `greedy` cut documents that are longer than a row.
         execution: mesh, rematerialization, micro-batches and kernels that replace the plan of the slice.
         loss_on: predict all tokens, or only the answers of conversations.
+        forecast: forecast the loss from earlier phases before the training, and ask a person if the loss leaves the band.
         branch: not on the main line. A branch is trained only if it is named.
         abandoned: stopped before the end of its schedule.
         schedule_goes_on: the last segment continues in the next phase, such as one cosine over two phases.
@@ -188,6 +188,7 @@ class Phase(Frozen):
     recovery: Recovery | None = None
     packing: PackingKind = "chunk"
     loss_on: LossOn = "all"
+    forecast: bool = Field(default=False, exclude_if=lambda forecast: not forecast)
     discrepancies: tuple[Discrepancy, ...] = ()
     notes: tuple[Note, ...] = ()
     branch: bool = False
@@ -338,10 +339,8 @@ def _check_sizes(value: Any, place: tuple[str, ...]) -> None:
 
 
 MAX_COUNT = 2**31 - 1
-MAX_DEFAULT_SEQ_LEN = 4096
-"""Tokens in a row of a phase that takes over its model from a source with at least this number of positions."""
-OWN = ("discrepancies", "notes", "abandoned", "schedule_goes_on")
-"""Fields that a phase never takes over from its parent."""
+MAX_DEFAULT_SEQ_LEN = 4096  # tokens in a row of a phase that takes over its model from a source with at least this number of positions
+OWN = ("discrepancies", "notes", "abandoned", "schedule_goes_on")  # fields that a phase never takes over from its parent
 
 
 P = ParamSpec("P")

@@ -5,7 +5,7 @@ The files of the run's folder show an attempt's progress. A phase that changes i
 
 import errno
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from phasewise.tasks.training.launchers import Attempt, Launcher, LocalLauncher,
 from phasewise.tasks.training.time_breakdown import Clock
 from phasewise.trainer.base import errors
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.identity import digest_of_json, write_sealed
 from phasewise.trainer.base.run_folder import EventKind, RunFolder, append_event, read_events, read_result
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import Row, read_metrics
@@ -56,13 +56,15 @@ def segment_at(segments: Sequence[SliceSegment], step: int) -> SliceSegment:
 
 
 def launch_trainer(
-    run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None] = lambda: None, segments: Sequence[SliceSegment] = ()
-) -> dict[str, Any]:
+    run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None] = lambda: None, segments: Sequence[SliceSegment] = (),
+    forecast: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Train the phase to its end, from its last checkpoint if it has one, and return its result.
 
     A trainer that was killed or preempted, or that stalled, is restarted. A refusal or a divergence would repeat, so it is final: its
     exit code decides the error. An exception by a signal or by `check`, which is called about twice a second, first stops the trainer,
-    which saves its state within `trainer.process.signals.stop_seconds`. Without `segments`, the local launcher trains `run`.
+    which saves its state within `trainer.process.signals.stop_seconds`. Without `segments`, the local launcher trains `run`. A `forecast`
+    is written before the first update.
     """
     segments = segments or [SliceSegment(run)]
     folder, launcher = RunFolder(run.output), segment_at(segments, run.start_step).launcher
@@ -87,6 +89,10 @@ def launch_trainer(
                         say(f"{run.phase}: its last checkpoint {damage}")
                     folder.result.unlink()
                 run_identity.note_caches(run)
+                if forecast and not folder.metrics.exists():
+                    write_sealed(folder.forecast, forecast)
+                    text = f"loss of {forecast['mean'][-1]:.4g} forecast for the end, sha256 {digest_of_json(forecast)}"
+                    append_event(run.output, "forecast", run.start_step, text)
                 _train(run, on_rows, check, segments)
         except AlreadyHeld as held:
             raise errors.TrainingError(another.format(held.holder)) from None

@@ -43,8 +43,8 @@ SUSPENDED = "Stopped with the flow run above it, which was suspended. The resume
 
 
 @task(task_run_name="train {run.phase}", cache_policy=NO_CACHE)
-def train(run: RunConfig, planned: Sequence[PlannedSegment]) -> dict[str, Any]:
-    """Train one phase in its own processes and return its result."""
+def train(run: RunConfig, planned: Sequence[PlannedSegment], forecast: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Train one phase in its own processes and return its result. `forecast` is the content of its `forecast.json`."""
     segments = [SliceSegment(one.run, select_launcher(one.run, one.slice_name), one.slice_name) for one in planned]
     key = f"{run.recipe}-{run.scale}-{run.phase}"
     bar = partial(publish_page, key=f"{key}-progress", description=f"Training of {run.phase}", on_top=True)
@@ -72,7 +72,7 @@ def train(run: RunConfig, planned: Sequence[PlannedSegment]) -> dict[str, Any]:
         with Background() as requests:
             watch = SuspensionWatch(client, requests)
             try:
-                result = launch_trainer(run, on_rows, watch.look, segments=segments)
+                result = launch_trainer(run, on_rows, watch.look, segments=segments, forecast=forecast)
             except Pause:  # cancel the subflows: the resumed run starts new ones
                 below = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[watch.root]))
                 for one in client.read_flow_runs(flow_run_filter=below):

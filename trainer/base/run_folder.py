@@ -33,8 +33,9 @@ ORBAX_WRITES = ".orbax-checkpoint-tmp"  # in the name of a checkpoint that is st
 OF_ONE_MACHINE = frozenset({HEARTBEAT_NAME, TOKEN_NAME, LOCK_NAME, TAKE_OVER_NAME, WRITING_NAME, OWNER_NAME, ROLL_CALL_NAME, COMPILED_NAME})
 SUPERSEDED = ".superseded-"  # between a phase's name and the digest of the archived run
 EventKind = Literal[
-    "restart", "stalled", "spike", "rolled_back", "preempted", "diverged", "resumed", "fenced", "replanned", "asked", "moved", "extended"
-]
+    "restart", "stalled", "spike", "rolled_back", "preempted", "diverged", "resumed", "fenced", "replanned", "asked", "moved", "extended",
+    "forecast",
+]  # fmt: skip
 
 
 class RunFolder:
@@ -53,7 +54,8 @@ class RunFolder:
         self.result = path / RESULT_NAME
         self.evaluation = path / EVALUATION_NAME
         self.passed_over = path / PASSED_OVER_NAME  # permanently skipped updates
-        self.question = path / QUESTION_NAME  # in the form of a verdict, if recovery is `ask`
+        self.forecast = path / "forecast.json"  # the expected loss of each update with a band
+        self.question = path / QUESTION_NAME  # in the form of a verdict, if recovery is `ask`, or the loss left the forecast's band
         self.checkpoints = path / CHECKPOINTS_NAME
         self.heartbeat = path / HEARTBEAT_NAME
         self.trainer_lock = path / LOCK_NAME
