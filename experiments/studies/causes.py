@@ -1,9 +1,9 @@
 """Causes of planted faults, ranked by `phasewise why`: `python -m experiments.studies.causes`.
 
 Ten kinds of garbage documents are planted among the files of this repository, five in a training of a small model, until 20 have trained.
-Each must be in the first row, as its first document, at the step that trains on most of its tokens. Ten faults of one layer are planted in
-checkpoints: scaled, random or missing weights, or lost moments of the optimizer. The replay of the first step after the fault must name the
-layer. `docs/how-to/why.md` has the figures.
+Each must be in the first row, as its first document, at the step that trains on most of its tokens and on no other plant. Ten faults of
+one layer are planted in checkpoints: scaled, random or missing weights, or lost moments of the optimizer. The replay of the first step
+after the fault must name the layer. `docs/how-to/why.md` has the figures.
 """
 
 import json
@@ -22,7 +22,7 @@ from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.trace.causes import explain
 from phasewise.flows.trace.document_search import find_by_file
 from phasewise.flows.trace.trace_context import open_traced
-from phasewise.flows.trace.trace_query import trains_at
+from phasewise.flows.trace.trace_query import Trained, trains_at
 from phasewise.tasks.data.caches import encode_part, finish_cache
 from phasewise.tasks.data.documents import split_texts
 from phasewise.tasks.data.source import Source
@@ -114,10 +114,13 @@ def garbage_ranks(folder: Path, seed: int) -> tuple[list[tuple[str, bool]], tupl
     train(run)
     traced = open_traced(f"{path}/{run.phase}", "proxy", str(home.root), only_phase=True)
     found: list[tuple[str, bool]] = []
-    for number, kind in enumerate(kinds):
+    trained: dict[int, list[Trained]] = {}
+    for number in range(len(kinds)):
         (asked,) = find_by_file(traced, f"planted-{number}.jsonl").found
-        trained = [one for _, one in trains_at(traced, asked.component, [asked.asked])] if asked.split == "train" else []
-        late = [one for one in trained if one.step > STEPS // 3]
+        trained[number] = [one for _, one in trains_at(traced, asked.component, [asked.asked])] if asked.split == "train" else []
+    for number, kind in enumerate(kinds):
+        others = {one.step for other, of_other in trained.items() for one in of_other if other != number}
+        late = [one for one in trained[number] if one.step > STEPS // 3 and one.step not in others]
         if late:
             step = max(late, key=lambda one: one.tokens).step
             answer = explain(traced, step)

@@ -185,19 +185,10 @@ def _document(traced: Traced, one: FoundDocument, trained: Sequence[Trained]) ->
     if trained and not is_predicted:
         told += "; read, and never predicted"
     return {
-        "document": document.id,
-        "component": one.component,
-        "split": one.split,
-        "file": document.file,
-        "tokens": length,
-        "offset": one.asked.first - document.first,
-        "tokens_asked": asked,
-        "tokens_trained": count,
-        "predicted": is_predicted,
-        "is_whole": asked == length,
-        "rows": len(trained),
-        "told": told,
-    }
+        "document": document.id, "component": one.component, "split": one.split, "file": document.file, "tokens": length,
+        "offset": one.asked.first - document.first, "tokens_asked": asked, "tokens_trained": count, "predicted": is_predicted,
+        "is_whole": asked == length, "rows": len(trained), "told": told,
+    }  # fmt: skip
 
 
 def plain(text: str) -> str:
@@ -226,9 +217,9 @@ def print_why(found: dict[str, Any]) -> None:
         *(f"  {cause['score']:6.1f}  {cause['kind']:9}  {plain(cause['name'])}" for cause in found["causes"][:MAX_CAUSES]),
     ]
     for row in found["rows"][:MAX_CAUSING_ROWS]:
-        lines.append(
-            f"row {row['row']} of {row['component']}: loss {row['loss']:.4g}, {row['expected']:.4g} expected ({row['score']:+.1f})"
-        )
+        loss = f"loss {row['loss']:.4g}, {row['expected']:.4g} expected ({row['score']:+.1f})"
+        text = "" if row["rarity"] is None else f"; rarity of its tokens {row['rarity']:+.1f}, variety {row['variety']:+.1f}"
+        lines.append(f"row {row['row']} of {row['component']}: {loss}{text}")
         for one in row["documents"]:
             tokens = f"{one['offset']:,}–{one['offset'] + one['tokens'] - 1:,}"
             loss = f", loss {one['loss']:.4g}" if "loss" in one else ""

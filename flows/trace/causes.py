@@ -1,11 +1,12 @@
 """Causes of a step's loss for `phasewise why`: rows with their documents, components, layers, declared changes, and a replay of the step.
 
 A score counts standard deviations over the `WINDOW` steps before. The median score of all rows of the step is common to them: it is left
-to the layers and the changes, and rows and components have the rest.
+to the layers and the changes, and rows and components have the rest. The score of a row is the distance of its loss and its text from the
+rows of its component before (Mahalanobis, 1936), because a small model predicts ordinary text badly: its loss alone does not name garbage.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,19 +19,20 @@ from phasewise.tasks.training.time_breakdown import read_attempts
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.run_folder import RunFolder, read_events
 from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.metrics import ALL_GROUPS, Row, read_metrics
 from phasewise.trainer.row_losses import read_row_losses
 
 WINDOW, MIN_SAMPLES = 32, 4
-CLEAR = 3.0
-"""Score of a loss that is a rise or a fall."""
-NEAR_STEPS, HALVED_STEPS = 16, 4
-"""A change counts for `NEAR_STEPS` steps, and its score halves every `HALVED_STEPS` steps."""
-MIN_STD = 0.02
-"""Smallest deviation of a loss in nats, and of the logarithm of a norm."""
+CLEAR = 3.0  # score of a loss that is a rise or a fall
+NEAR_STEPS, HALVED_STEPS = 16, 4  # a change counts for `NEAR_STEPS` steps, and its score halves every `HALVED_STEPS` steps
+MIN_STD = 0.02  # smallest deviation of a loss in nats, and of the logarithm of a norm
 CAUSING = (("param_norm", 0), ("param_norm", 1), *((f"{name}_norm", 1) for name in ("update", "grad", "first_moment", "second_moment")))
 """Norms that precede the loss of a step, and how many steps before it. The other norms of the step follow from its batch."""
 MAX_SHOWN, MAX_PIECES = 8, 32
+TEXT_ROWS, MIN_TEXT_ROWS = 512, 16  # rows before the step whose tokens are compared, and the fewest rows of a component for a comparison
+TEXT_MEASURES = ("rarity", "variety")
+RIDGE = 0.02  # added to the correlations of the measures of rows, so that few rows cannot make them singular
 
 
 class Expected(NamedTuple):
@@ -82,7 +84,7 @@ def explain(traced: Traced, step: int, *, replays: bool = False) -> dict[str, An
     remarks = [] if scored else [f"{run.output} has no losses of the rows of step {step}: an earlier version trained it."]
     common = score if common is None else common
     direction = math.copysign(1.0, score) if abs(score) >= CLEAR else 0.0  # a rise is of rows with a high loss
-    shown = sorted(scored, key=lambda row: -(direction * row["score"] if direction else abs(row["score"])))[:MAX_SHOWN]
+    shown = sorted(scored, key=lambda row: (direction * row["score"] < 0, -row["deviation"]))[:MAX_SHOWN]
     for row in shown:
         of_row = trained_at(traced, phase, step, row["row"])
         each = zip(of_row, excerpts(traced, of_row), predicted(traced, of_row), strict=True)
@@ -100,7 +102,7 @@ def explain(traced: Traced, step: int, *, replays: bool = False) -> dict[str, An
         shown.sort(key=lambda row: -abs(row["documents"][0].get("score", 0.0)))
     layers, changes = _layers(rows, step), _changes(traced, run, step, abs(common))
     named = [
-        *(("row", f"row {row['row']} of {row['component']}", abs(row["score"])) for row in shown),
+        *(("row", f"row {row['row']} of {row['component']}", row["deviation"]) for row in shown),
         *(("component", one["component"], abs(one["score"])) for one in components),
         *(("layer", one["name"], min(abs(one["score"]), abs(common))) for one in layers),  # layers and changes move all rows
         *(("change", one["what"], one["score"]) for one in changes),
@@ -128,16 +130,70 @@ def _rows(traced: Traced, run: RunConfig, step: int) -> tuple[list[dict[str, Any
     expected = {number: expected_at(step, steps[numbers == number], values[numbers == number]) or of_all for number in set(mine.tolist())}
     scores = np.array([expected[number].score(value) for number, value in zip(mine.tolist(), current.tolist(), strict=True)])
     common = float(np.nanmedian(scores)) if np.isfinite(scores).sum() >= MIN_SAMPLES else 0.0
+    texts = _texts(run, step, mine, {one: order.of_update(one - 1).component for one in losses}, losses)
     rows: list[dict[str, Any]] = []
     for place in np.flatnonzero(np.isfinite(scores)).tolist():
         known = {"row": place, "component": order.names[mine[place]], "loss": float(current[place])}
-        rows.append({**known, **expected[mine[place]]._asdict(), "score": float(scores[place]) - common})
+        rows.append({**known, **expected[mine[place]]._asdict(), "score": float(scores[place]) - common, **dict.fromkeys(TEXT_MEASURES)})
         rows[-1]["expected"] = rows[-1].pop("mean")
+        rows[-1]["deviation"] = abs(rows[-1]["score"])
+        if place in texts:
+            deviations = np.array([rows[-1]["score"], *texts[place].deviations])
+            rows[-1] |= dict(zip(TEXT_MEASURES, deviations[1:].tolist(), strict=True))
+            rows[-1]["deviation"] = float(np.sqrt(deviations @ np.linalg.solve(texts[place].correlations, deviations)))
     components: list[dict[str, Any]] = []
     for number, name in ((number, order.names[number]) for number in expected):
         found = scores[(mine == number) & np.isfinite(scores)]  # the median: one bad row is not a bad component
         components.append({"component": name, "rows": len(found), "score": float(np.median(found)) - common if len(found) > 2 else 0.0})
     return rows, common, sorted(components, key=lambda one: -abs(one["score"]))
+
+
+class RowText(NamedTuple):
+    """Deviations of a row's `TEXT_MEASURES`, and the correlations of loss and measures among the rows before, 3 × 3."""
+
+    deviations: np.ndarray
+    correlations: np.ndarray
+
+
+def _texts(
+    run: RunConfig, step: int, mine: np.ndarray, before: Mapping[int, np.ndarray], losses: Mapping[int, np.ndarray]
+) -> dict[int, RowText]:
+    """Compare the tokens of the step's rows with rows of their components in the steps before. Rows of small components are left out.
+
+    The rarity of a row is the mean of -log p of its tokens, p their share in the other rows. Its variety is the entropy of its own tokens.
+    `mine` and `before` have the components of the rows of the step and of the steps before.
+    """
+    loader, steps, count = Loader(run), list[int](), 0
+    for at in sorted(before, reverse=True):
+        if count < TEXT_ROWS:
+            steps.append(at)
+            count += len(before[at])
+    if not steps:
+        return {}
+    now, tokens = loader.batch(step - 1).tokens, np.concatenate([loader.batch(at - 1).tokens for at in steps])
+    of_rows, values = (np.concatenate([one[at] for at in steps]) for one in (before, losses))
+    found: dict[int, RowText] = {}
+    for number in set(mine.tolist()):
+        others = np.flatnonzero((of_rows == number) & np.isfinite(values))
+        if len(others) < MIN_TEXT_ROWS:
+            continue
+        counts = np.bincount(tokens[others].ravel(), minlength=run.model.vocab_size)
+        measured = [_text_measures(row, counts, is_counted=True) for row in tokens[others]]
+        usual = np.column_stack([values[others], measured])
+        mean, std = usual.mean(0)[1:], np.maximum(usual.std(0)[1:], MIN_STD)
+        correlations = np.nan_to_num(np.corrcoef(usual.T)) + RIDGE * np.eye(3)
+        for place in np.flatnonzero(mine == number).tolist():
+            found[place] = RowText((_text_measures(now[place], counts, is_counted=False) - mean) / std, correlations)
+    return found
+
+
+def _text_measures(row: np.ndarray, counts: np.ndarray, *, is_counted: bool) -> np.ndarray:
+    """Return rarity and variety of a row of tokens in nats per token. `counts` are of all rows, with this row if `is_counted`."""
+    tokens, times = np.unique(row, return_counts=True)
+    others = counts[tokens] - times * is_counted
+    rarity = np.log(counts.sum() - len(row) * is_counted + len(counts)) - np.log(others + 1)  # one more of each token
+    share = times / len(row)
+    return np.array([share @ rarity, share @ -np.log(share)])
 
 
 def _layers(rows: Sequence[Row], step: int) -> list[dict[str, Any]]:
