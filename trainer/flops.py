@@ -5,6 +5,8 @@ products of queries with keys and of weights with values. Norms, RoPE, softmax, 
 not counted, so the share of the peak is *model* FLOPs utilisation (MFU).
 """
 
+import tomllib
+from pathlib import Path
 from typing import NamedTuple
 
 from phasewise.trainer.config import ModelConfig
@@ -48,22 +50,7 @@ class Peak(NamedTuple):
     source: str
 
 
-PEAKS: tuple[Peak, ...] = (
-    Peak("TPU v4", 275e12, "cloud.google.com/tpu/docs/v4: 275 teraflops a chip, bf16 or int8"),
-    Peak("TPU v5 lite", 197e12, "cloud.google.com/tpu/docs/v5e: 197 TFLOPs a chip, bf16"),
-    Peak("TPU v5e", 197e12, "another name of the same chip"),
-    Peak("TPU v5p", 459e12, "cloud.google.com/tpu/docs/v5p: 459 teraflops a chip, bf16"),
-    Peak("TPU v5", 459e12, "JAX's name of v5p"),
-    Peak("TPU v6 lite", 918e12, "cloud.google.com/tpu/docs/v6e: 918 TFLOPs a chip, bf16"),
-    Peak("TPU v6e", 918e12, "another name of the same chip"),
-    Peak("TPU7x", 1153.5e12, "docs.cloud.google.com/tpu/docs/tpu7x: 2,307 TFLOPs a chip, bf16; a device is half of a chip"),
-    Peak("NVIDIA H100 PCIe", 756e12, "NVIDIA H100 data sheet: 1,513 teraFLOPS bf16 with sparsity, half of it dense"),
-    Peak("NVIDIA H100 NVL", 835e12, "NVIDIA H100 data sheet: 1,671 teraFLOPS bf16 with sparsity, half of it dense"),
-    Peak("NVIDIA H100", 989e12, "NVIDIA H100 data sheet, SXM: 1,979 teraFLOPS bf16 with sparsity, half of it dense"),
-    Peak("NVIDIA H200 NVL", 835e12, "NVIDIA H200 data sheet: 1,671 teraFLOPS bf16 with sparsity, half of it dense"),
-    Peak("NVIDIA H200", 989e12, "NVIDIA H200 data sheet, SXM: 1,979 teraFLOPS bf16 with sparsity, half of it dense"),
-)
-"""The first matching prefix counts."""
+PEAKS = tuple(Peak(**peak) for peak in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["peaks"])
 
 
 def peak_flops(device_kind: str, compute_dtype: str) -> float | None:

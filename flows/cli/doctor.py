@@ -1,19 +1,25 @@
-"""`phasewise doctor`: packages, devices, disk and settings of this machine, with a remedy for each problem."""
+"""`phasewise doctor`: packages, devices, disk and settings of this machine, and `phasewise bench accelerator`."""
 
 import os
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
 from rich.console import Console
+from rich.table import Table
 
+from phasewise.flows.cli.terminal import print_table, print_words, shown_on_terminal
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import READERS
 from phasewise.trainer.process.environment import check_usual
 
@@ -24,6 +30,10 @@ BREAKS = {
 """Package → the known fault of versions outside the supported range."""
 EXTRAS = ("tensorboard", "wandb", "mlflow", "s3", "azure", "card", "gke", "tpu-vm", "tpu")
 MIN_FREE_GIB = 10
+BENCH_MODELS: dict[str, tuple[str, Any]] = {
+    **{scale: ("marin-8b", scale) for scale in ("130m", "370m", "1b")},
+    "sparse": ("trinity-nano", "130m"),
+}
 
 
 def examine(home: str | None) -> dict[str, Any]:
@@ -118,3 +128,47 @@ def print_examination(found: Mapping[str, Any]) -> None:
         console.print(f"✗ {problem}", soft_wrap=True, markup=False)
     if not found["problems"]:
         console.print("✓ nothing is wrong", markup=False)
+
+
+def bench_accelerator(home: str | None, *, out: str | None, minutes: float, only: str | None) -> dict[str, Any]:
+    """Measure the accelerator, and write the page to a new file. The page has the shape of `--json`."""
+    from phasewise.flows.recipes import load_recipe
+    from phasewise.tasks.accelerator_bench import SECTIONS, Bench
+    from phasewise.tasks.preflight.plan import step_shape
+
+    names, now = only.split(",") if only else list(SECTIONS), datetime.now(UTC)
+    if unknown := set(names) - set(SECTIONS):
+        raise ConfigError(f"--only: expected some of {','.join(SECTIONS)}, found {', '.join(sorted(unknown))}. Separate them by commas.")
+    path = Path(out).absolute() if out else Home.open(home).work / "bench" / f"accelerator-{now:%Y%m%d-%H%M%S}.json"
+    if path.exists():
+        raise ConfigError(f"{path} exists: name a new file by --out.")
+    models = {name: step_shape(load_recipe(recipe, scale).phases[0], 1) for name, (recipe, scale) in BENCH_MODELS.items()}
+    with shown_on_terminal(), tempfile.TemporaryDirectory(prefix="phasewise-bench-") as folder:
+        page = Bench(Path(folder), models, minutes).measure(names)
+    page = {"phasewise": version("phasewise"), "time": now.isoformat(timespec="seconds"), "minutes": minutes, **page}
+    write_sealed(path, page)
+    return page | {"file": str(path)}
+
+
+def print_page(page: Mapping[str, Any]) -> None:
+    """Print each section: its state, its fields, and a table of its rows. Few rows are columns."""
+    console = Console(highlight=False, soft_wrap=True)
+    for name, section in page["sections"].items():
+        rows = section.get("rows") or [{"": ""}]
+        names = list(dict.fromkeys(field for row in rows for field in row))
+        cells = [[field.replace("_", " "), *(in_page(field, row.get(field)) for row in rows)] for field in names]
+        fields = {field: value for field, value in section.items() if field not in ("passes", "seconds", "rows") and value}
+        table = Table(box=None, show_header=False, padding=(0, 2))
+        for line in cells if len(rows) < len(names) else zip(*cells, strict=True):
+            table.add_row(*line)
+        lines = [f"  {field.replace('_', ' ')}: {in_page(field, value)}" for field, value in fields.items()]
+        print_words(console, "\n".join(["", f"{'✓' if section['passes'] else '✗'} {name}, {section['seconds']:g} s", *lines]))
+        print_table(console, table)
+    print_words(console, f"\n{page['file']}")
+
+
+def in_page(field: str, value: Any) -> str:
+    """Return a value of the page as text: memory in GiB, numbers with three digits."""
+    value = value / 2**30 if field.endswith("bytes") and value else value
+    text = f"{value:.3g}" if isinstance(value, float) else "" if value in (None, [], {}) else str(value)
+    return f"{text} GiB" if field.endswith("bytes") else text
