@@ -34,14 +34,10 @@ def try_phase(
     """Train arms and control from a common checkpoint with several seeds, and compare them. Trained runs are reused.
 
     Args:
-        recipe: Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.
         phase: Name of the phase. The control is the phase as the recipe writes it.
         arms: The arms, each as NAME:FIELD=VALUE or NAME:PHASE, a phase with the same start. Entries with an equal name belong together.
         seeds: Trainings of each arm and of the control, each with a different data order.
         control: Phase of the control, if it is not the phase itself.
-        scale: `proxy`, `full`, or `own` for a recipe with this scale.
-        home: Folder of all data and results. Default: PHASEWISE_HOME.
-        settings: Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.
     """
     experiment = plan_experiment(f"{recipe}/{phase}", scale, home, arms, seeds, control)
     result = measure_experiment(experiment, train_arms(experiment))

@@ -75,6 +75,7 @@ class Rolling(NamedTuple):
     losses: Window | None = None  # without z-loss
     grad_norms: Window | None = None  # before clipping
     update_norms: Window | None = None  # of the direction, before clipping
+    skip_update_norms: Window | None = None  # the same, also of skipped updates
 
 
 def push(window: Window, value: Float[Array, ""]) -> Window:
@@ -95,11 +96,9 @@ def limit_from(window: Window, limit: Limit) -> Float[Array, ""]:
     return jnp.where(window.pushed >= limit.min_samples, mean + limit.sigmas * jnp.maximum(std, MIN_STD), jnp.inf)
 
 
-def is_skipped(
-    loss: Float[Array, ""], grad_norm: Float[Array, ""], *, max_loss: Float[Array, ""], max_grad_norm: Float[Array, ""], limit: Limit
-) -> Bool[Array, ""]:
-    """Return whether skip-step is on and the loss or the gradients' norm is above its limit, or not finite."""
-    steady = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (loss <= max_loss) & (grad_norm <= max_grad_norm)
+def is_skipped(measured: tuple[tuple[Float[Array, ""], Float[Array, ""]], ...], limit: Limit) -> Bool[Array, ""]:
+    """Whether skip-step is on, and a value of the pairs (value, its limit) is above its limit or not finite."""
+    steady = jnp.all(jnp.stack([jnp.isfinite(value) & (value <= most) for value, most in measured]))
     return jnp.isfinite(limit.sigmas) & ~steady
 
 

@@ -14,7 +14,17 @@ from phasewise.trainer.config import AdamC, AdamW, ModelConfig, Muon, NAdamW, Op
 from phasewise.trainer.interventions import clip_factor
 from phasewise.trainer.model.params import Params, param_specs
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ = {
+    "jordan": ((3.4445, -4.7750, 2.0315),),
+    "dion": (
+        (4.0848, -6.8946, 2.9270),
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    ),
+}
+"""Coefficients of a Newton–Schulz step, for all steps or for each step: Jordan et al. (2024), and `dion/muon.py` of microsoft/dion."""
 """Coefficients of X ← aX + b(XXᵀ)X + c(XXᵀ)²X (Jordan et al., 2024): small singular values grow fast and end near 1."""
 
 
@@ -142,19 +152,21 @@ def orthogonal_directions(
     inputs = math.prod(momentum.shape[1 + batch_axes : 1 + batch_axes + input_axes])
     outputs = math.prod(momentum.shape[1 + batch_axes + input_axes :])
     scale = max(1.0, outputs / inputs) ** 0.5
-    of_layer: Callable[[Array], Array] = partial(orthogonalise, steps=config.newton_schulz_steps, epsilon=config.epsilon)
+    settings = {"steps": config.newton_schulz_steps, "epsilon": config.epsilon, "coefficients": config.newton_schulz_coefficients}
+    of_layer: Callable[[Array], Array] = partial(orthogonalise, **settings)
     for _ in range(batch_axes):
         of_layer = jax.vmap(of_layer)
     return jax.lax.map(lambda layer: (scale * of_layer(layer.reshape(*batch, inputs, outputs))).reshape(layer.shape), momentum)
 
 
-def orthogonalise(matrix: Float[Array, "r c"], steps: int, epsilon: float) -> Float[Array, "r c"]:
+def orthogonalise(matrix: Float[Array, "r c"], steps: int, epsilon: float, coefficients: str = "jordan") -> Float[Array, "r c"]:
     """Approximate U Vᵀ of the matrix U S Vᵀ by Newton–Schulz steps on the short side, after division by its norm + `epsilon`."""
     if matrix.shape[0] > matrix.shape[1]:
-        return orthogonalise(matrix.mT, steps, epsilon).mT
-    a, b, c = NEWTON_SCHULZ
+        return orthogonalise(matrix.mT, steps, epsilon, coefficients).mT
+    table = NEWTON_SCHULZ[coefficients]
 
-    def step(_: int, x: Float[Array, "r c"]) -> Float[Array, "r c"]:
+    def step(number: int, x: Float[Array, "r c"]) -> Float[Array, "r c"]:
+        a, b, c = table[0] if len(table) == 1 else jnp.asarray(table, x.dtype)[number]
         gram = x @ x.mT
         return a * x + (b * gram + c * (gram @ gram)) @ x
 

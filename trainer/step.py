@@ -82,9 +82,12 @@ def init_state(run: RunConfig) -> TrainState:
 
 def init_rolling(run: RunConfig) -> Rolling:
     """Return empty windows for every intervention that the phase has at any step."""
+    steps = run.start_step, run.stop_step
+    skips = [limit for _, limit in run.stability.skip_step.within(*steps) if limit]
+    on_losses, on_norms = ([one.window for one in skips if one.skip_on == on] for on in ("loss_and_grad_norm", "update_norm"))
+    of_clip = [limit.window for _, limit in run.stability.max_update_norm.within(*steps) if limit]
     windows: list[Window | None] = []
-    for limits in (run.stability.skip_step, run.stability.skip_step, run.stability.max_update_norm):
-        lengths = {limit.window for _, limit in limits.within(run.start_step, run.stop_step) if limit}
+    for lengths in map(set, (on_losses, on_losses, of_clip, on_norms)):
         assert len(lengths) <= 1, f"a configuration refuses windows of several lengths, found {lengths}"
         windows.append(Window(jnp.zeros(lengths.pop(), jnp.float32), jnp.zeros((), jnp.int32)) if lengths else None)
     return Rolling(*windows)
@@ -149,6 +152,7 @@ class StepMetrics(NamedTuple):
     update_clip_factor: Scalar | None
     max_loss: Scalar | None
     max_skip_grad_norm: Scalar | None
+    max_skip_update_norm: Scalar | None
     skipped: Bool[Array, ""] | None
     ema_distance: Scalar | None
     routing: RoutingMetrics | None
@@ -162,7 +166,6 @@ def build_train_step(
     """Build the compiled update, on a mesh or on one device. It donates the state: the old state must not be used again."""
     execution = execution or Execution()
     optimizer = build_optimizer(optimizer_config, model)
-    specs = param_specs(model)
     objective = build_objective(model, execution)
 
     def train_step(
@@ -175,15 +178,16 @@ def build_train_step(
         grad_squares = slot_squares(grads, model)
         grad_norm = jnp.sqrt(jnp.sum(grad_squares))
         grad_clip_factor = clip_factor(grad_norm, scheduled.max_grad_norm)
-        grads = optax.tree.scale(grad_clip_factor, grads)
-        direction, optimizer_state = optimizer.update(grads, state.optimizer, state.params, scheduled.decay_scale)
+        clipped = optax.tree.scale(grad_clip_factor, grads)
+        direction, optimizer_state = optimizer.update(clipped, state.optimizer, state.params, scheduled.decay_scale)
 
         rms_clip_factor = direction_norm = max_update_norm = update_clip_factor = None
         rolling = state.rolling
         if scheduled.max_update_rms is not None:
-            direction, rms_clip_factor = clip_update_rms(direction, specs, scheduled.max_update_rms)
-        if rolling.update_norms is not None:
+            direction, rms_clip_factor = clip_update_rms(direction, param_specs(model), scheduled.max_update_rms)
+        if rolling.update_norms is not None or rolling.skip_update_norms is not None:
             direction_norm = jnp.sqrt(jnp.sum(slot_squares(direction, model)))
+        if rolling.update_norms is not None and direction_norm is not None:
             max_update_norm = limit_from(rolling.update_norms, scheduled.max_update_norm)
             update_clip_factor = clip_factor(direction_norm, max_update_norm)
             rolling = rolling._replace(update_norms=push(rolling.update_norms, direction_norm))
@@ -198,20 +202,26 @@ def build_train_step(
         after = TrainState(params, optimizer_state, ema, rolling, momentum)
         update_squares = rate**2 * slot_squares(direction, model)
 
-        skipped = max_loss = max_skip_grad_norm = None
+        skipped = max_loss = max_skip_grad_norm = max_skip_update_norm = None
+        windows: dict[str, Window] = {}
         if rolling.losses is not None and rolling.grad_norms is not None:
             max_loss = limit_from(rolling.losses, scheduled.skip_step)
             max_skip_grad_norm = limit_from(rolling.grad_norms, scheduled.skip_step)
-            skipped = is_skipped(loss, grad_norm, max_loss=max_loss, max_grad_norm=max_skip_grad_norm, limit=scheduled.skip_step)
+            skipped = is_skipped(((loss, max_loss), (grad_norm, max_skip_grad_norm)), scheduled.skip_step)
+            windows = {"losses": push(rolling.losses, loss), "grad_norms": push(rolling.grad_norms, grad_norm)}
+        elif rolling.skip_update_norms is not None and direction_norm is not None:
+            max_skip_update_norm = limit_from(rolling.skip_update_norms, scheduled.skip_step)
+            skipped = is_skipped(((direction_norm, max_skip_update_norm),), scheduled.skip_step)
+            windows = {"skip_update_norms": push(rolling.skip_update_norms, direction_norm)}
+        if skipped is not None:
             after = jax.tree.map(lambda old, new: jnp.where(skipped, old, new), state, after)
             update_squares = jnp.where(skipped, 0.0, update_squares)
-            windows = after.rolling._replace(losses=push(rolling.losses, loss), grad_norms=push(rolling.grad_norms, grad_norm))
-            after = after._replace(rolling=windows)
+            after = after._replace(rolling=after.rolling._replace(**windows))
 
         first, second = moments(after.optimizer, model)
         trees = {"param": after.params, "first_moment": first, "second_moment": second}
         squares = {"grad": grad_squares, "update": update_squares, **{name: slot_squares(tree, model) for name, tree in trees.items()}}
-        distance = None if after.ema is None else optax.tree.norm(optax.tree.sub(after.params, after.ema))
+        distance = after.ema and optax.tree.norm(optax.tree.sub(after.params, after.ema)) / optax.tree.norm(after.params)
         return after, StepMetrics(
             loss=loss,
             batch_het=batch_het(sums.rows, parts, mesh),
@@ -223,8 +233,9 @@ def build_train_step(
             update_clip_factor=update_clip_factor,
             max_loss=max_loss,
             max_skip_grad_norm=max_skip_grad_norm,
+            max_skip_update_norm=max_skip_update_norm,
             skipped=skipped,
-            ema_distance=None if distance is None else distance / optax.tree.norm(after.params),
+            ema_distance=distance,
             routing=None if sums.routing is None else measure_routing(sums.routing, model),
             counted_tokens=None if targets is None else sums.tokens,
             row_losses=None if sums.rows is None else sums.rows[0] / sums.rows[1],

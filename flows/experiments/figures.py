@@ -9,6 +9,7 @@ import numpy as np
 
 from phasewise.flows.experiments.result import compare_arms, figures_of, words_of, write_experiment
 from phasewise.flows.recipes import default_scale, load_written
+from phasewise.flows.recipes.assignments import settings_in_force
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.frozen import Frozen
@@ -17,23 +18,36 @@ from phasewise.trainer.base.storage import read_yaml
 from phasewise.trainer.metrics import Row, read_metrics
 
 HERE = Path(__file__).parent
-OWN_RECIPE = "figures"
-SPIKE_DEVIATIONS, SPIKE_WINDOW = 7.5, 20
+OWN_RECIPES = ("figures", "figures-mixed")
+SPIKE_DEVIATIONS, SPIKE_WINDOW, LEAD_ROWS = 7.5, 20, 3
 """Median absolute deviations above the median of the window, five standard deviations of normal values."""
 Steps = tuple[int, int]
 
 
 class Measure(Frozen):
-    """A number of a run, from a column of `metrics.jsonl`. `steps` and `before` are the first and the last step."""
+    """A number of a run, from a column of `metrics.jsonl`, or from its difference to the column `minus`.
 
-    of: Literal["mean", "change", "slope", "spikes", "deviation"]
+    `steps` and `before` are the first and the last step. A lead is the share of the spikes of `minus` with a spike of `column` in the
+    `LEAD_ROWS` rows before, minus this share among all rows.
+    """
+
+    of: Literal["mean", "change", "slope", "spikes", "deviation", "lead"]
     column: str
+    minus: str | None = None
     steps: Steps
     before: Steps | None = None
 
     def value(self, rows: list[Row]) -> float | None:
         """The measure of a run, or None without a finite value in these steps. A slope is per 100 steps."""
-        known = np.array([(row["step"], row[self.column]) for row in rows if row.get(self.column) is not None], np.float64).reshape(-1, 2)
+        names = (self.column, self.minus or self.column)
+        full = [row for row in rows if all(row.get(name) is not None for name in names)]
+        if self.of == "lead":
+            inside = [[row[name] for row in full if self.steps[0] <= row["step"] <= self.steps[1]] for name in names]
+            leading, late = (spikes_of(np.array(values, np.float64)) for values in inside)
+            before = np.array([leading[max(0, at - LEAD_ROWS) : at].any() for at in range(len(leading))], bool)
+            return float(before[late].mean() - before.mean()) if late.any() else None
+        taken = [(row["step"], row[names[0]] - (row[names[1]] if self.minus else 0.0)) for row in full]
+        known = np.array(taken, np.float64).reshape(-1, 2)
         stretches = [known[(known[:, 0] >= steps[0]) & (known[:, 0] <= steps[1])] for steps in (self.steps, self.before or self.steps)]
         stretches = [one[np.isfinite(one[:, 1])] for one in stretches]
         if not all(map(len, stretches)):
@@ -42,17 +56,26 @@ class Measure(Frozen):
         if self.of == "slope":
             return float(100 * np.polyfit(steps, values, 1)[0])
         if self.of == "spikes":
-            windows = np.lib.stride_tricks.sliding_window_view(values, SPIKE_WINDOW)[:-1]
-            middle = np.median(windows, axis=1)
-            spread = np.median(np.abs(windows - middle[:, None]), axis=1)
-            return float((values[SPIKE_WINDOW:] > middle + SPIKE_DEVIATIONS * spread).sum())
+            return float(spikes_of(values).sum())
         if self.of == "deviation":
             return float(np.diff(values).std() / np.sqrt(2))
         return float(values.mean() - (before.mean() if self.of == "change" else 0.0))
 
 
+def spikes_of(values: np.ndarray) -> np.ndarray:
+    """Return which values after the first window are far above the median of the window before them."""
+    if len(values) <= SPIKE_WINDOW:
+        return np.zeros(0, bool)
+    windows = np.lib.stride_tricks.sliding_window_view(values, SPIKE_WINDOW)[:-1]
+    middle = np.median(windows, axis=1)
+    return values[SPIKE_WINDOW:] > middle + SPIKE_DEVIATIONS * np.median(np.abs(windows - middle[:, None]), axis=1)
+
+
 class FigureExperiment(Frozen):
-    """A figure: published statement and source, phase and arms of `phasewise try`, and the expected sign of every arm's difference."""
+    """A figure: published statement and source, phase and arms of `phasewise try`, and the expected sign of every arm's difference.
+
+    `texts` is a folder of this package that is measured as `evaluation.held_out`.
+    """
 
     name: str
     figure: str
@@ -61,6 +84,7 @@ class FigureExperiment(Frozen):
     phase: str
     arms: tuple[str, ...]
     seeds: int = 3
+    texts: str | None = None
     column: str
     measure: Measure
     expected: Literal["lower", "higher"]
@@ -76,7 +100,7 @@ def declared_figures() -> dict[str, FigureExperiment]:
 def target_of(figure: FigureExperiment) -> tuple[str, str, Scale]:
     """Return recipe, phase and scale of a figure."""
     recipe, _, phase = figure.phase.partition("/")
-    recipe = str(HERE / f"{recipe}.json") if recipe == OWN_RECIPE else recipe
+    recipe = str(HERE / f"{recipe}.json") if recipe in OWN_RECIPES else recipe
     return recipe, phase, default_scale(load_written(recipe))
 
 
@@ -89,12 +113,17 @@ def run_figure(figure: FigureExperiment, home: Home) -> dict[str, Any]:
 
     began = time.monotonic()
     recipe, phase, scale = target_of(figure)
-    result = try_phase(recipe, phase, figure.arms, figure.seeds, None, scale, str(home.root))
+    texts = (f"*.evaluation.held_out={HERE / 'texts' / figure.texts}",) if figure.texts else ()
+    result = try_phase(recipe, phase, figure.arms, figure.seeds, None, scale, str(home.root), (*settings_in_force(), *texts))
     named = f"{figure.measure.of} of {figure.measure.column}"
     for run in (run for arm in result["arms"] for run in arm["runs"]):
         value = figure.measure.value(read_metrics(RunFolder(home.work / run["folder"]).metrics))
         run["measures"] = {} if value is None else {named: value}
-    rows = compare_arms(result["arms"], {})
+    compared = result["arms"]
+    if figure.measure.of == "lead":
+        runs = [{**run, "measures": dict.fromkeys(run["measures"], 0.0)} for run in compared[0]["runs"]]
+        compared = [{**compared[0], "runs": runs}, compared[0]]
+    rows = compare_arms(compared, {})
     sign = 1 if figure.expected == "higher" else -1
     appears = bool(rows) and all(row["is_shown"] and sign * row["difference"] > 0 for row in rows)
     verdict = {"figure": figure.figure, "statement": figure.statement, "source": figure.source, "expected": figure.expected}

@@ -22,8 +22,7 @@ from phasewise.validations.evidence.arm_differences import ERROR_RATE, Measured,
 from phasewise.validations.evidence.parent_comparison import name_of, pair_items
 
 PAGE, MAX_POINTS, PLACES = "report.html", 60, 4
-Evaluations = Mapping[str, Mapping[str, Any]]
-"""Folder of a run → benchmark → result with the answers to its items."""
+Evaluations = Mapping[str, Mapping[str, Any]]  # folder of a run → benchmark → result with the answers to its items
 
 
 def measure_experiment(experiment: Experiment, refusals: Mapping[str, str]) -> dict[str, Any]:

@@ -174,6 +174,13 @@ class Muon(Frozen):
     adam_learning_rate_scale: float = Field(gt=0)  # factor of the run's learning rate for AdamW's group
     # limit of AdamW's group, after `stability.max_grad_norm`
     max_adam_grad_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    newton_schulz_coefficients: Literal["jordan", "dion"] = "jordan"  # one triple for all steps, or Dion's triple for each of five steps
+
+    @model_validator(mode="after")
+    def _has_a_triple_for_each_step(self) -> "Muon":
+        if self.newton_schulz_coefficients == "dion" and self.newton_schulz_steps != 5:
+            raise ValueError(f"newton_schulz_steps must be 5 with the coefficients of dion, found {self.newton_schulz_steps}")
+        return self
 
 
 Optimizer = Annotated[AdamW | AdamC | NAdamW | Muon, Field(discriminator="kind")]
@@ -193,22 +200,32 @@ class RollingLimit(Frozen):
         return self
 
 
+SkipOn = Literal["loss_and_grad_norm", "update_norm"]
+
+
+class SkipLimit(RollingLimit):
+    """Limit of skip-step: on loss and gradient norm (OLMo and Levanter), or on the unclipped update norm (32B retrospective, Phase 1)."""
+
+    skip_on: SkipOn = "loss_and_grad_norm"
+
+
 class Stability(Frozen):
     """Stability limits by step. None is off."""
 
     max_grad_norm: Steps[Positive | None]  # global norm of the gradients
     max_update_rms: Steps[Positive | None]  # root mean square of each weight's update, before the learning rate
     max_update_norm: Steps[RollingLimit | None]  # global norm of the update, before the learning rate, from earlier unclipped norms
-    skip_step: Steps[RollingLimit | None]  # loss and gradient norm. An update above the limit is not applied.
+    skip_step: Steps[SkipLimit | None]  # an update above the limit is not applied
     z_loss: Steps[Annotated[float, Field(ge=0, allow_inf_nan=False)] | None]  # weight of mean(logsumexp²) in the loss
     ema_decay: Steps[Annotated[float, Field(ge=0, lt=1)] | None]  # while it is off, the moving average equals the weights
 
     @model_validator(mode="after")
     def _one_window_each(self) -> "Stability":
         for name, limits in (("max_update_norm", self.max_update_norm), ("skip_step", self.skip_step)):
-            windows = {limit.window for _, limit in limits.root if limit}
+            windows = {(limit.window, getattr(limit, "skip_on", "")) for _, limit in limits.root if limit}
             if len(windows) > 1:
-                raise ValueError(f"{name} must keep one window through a phase, found {', '.join(map(str, sorted(windows)))}")
+                found = ", ".join(f"{window} {on}".strip() for window, on in sorted(windows))
+                raise ValueError(f"{name} must keep one window through a phase, found {found}")
         return self
 
 

@@ -25,7 +25,7 @@ ADDED_LATER: dict[str, bool | int | float | str | None] = {
     "attend_within_documents": True, "global_attention_every": None, "attention_gate": False, "post_norms": False, "embedding_scale": 1.0,
     "initializer_cutoff": None, "experts": None, "expert_kernel": "auto", "expert": 1, "context": 1, "step_stall_seconds": 180.0,
     "save_stall_seconds": 900.0, "restore_stall_seconds": 900.0, "recovery": None, "buffer_documents": None, "packing": "chunk",
-    "loss_on": "all", "max_adam_grad_norm": None,
+    "loss_on": "all", "max_adam_grad_norm": None, "skip_on": "loss_and_grad_norm", "newton_schulz_coefficients": "jordan",
 }  # fmt: skip
 """Later field → value of all earlier runs. No digest has a field with this value, so earlier runs keep their digests. The commit adding a
 field adds it here, for good. The name must be unique in the whole configuration, and must not be a component."""
@@ -59,7 +59,7 @@ class DataOrder(Frozen):
     """Order of sequences: one permutation per component from seed and component name, and blocks of the mixture."""
 
     seed: int = Field(ge=0, lt=2**64)
-    permutation: Literal["linear", "feistel", "feistel_levanter"]
+    permutation: Literal["linear", "linear_levanter", "feistel", "feistel_levanter"]
     block_sequences: int = Field(gt=0)
     first_step: int = Field(default=0, ge=0)  # start of the order. Earlier draws of the lineage are ignored.
     # `floor`: round down, and add the rest to the largest share (Levanter)

@@ -11,8 +11,8 @@ import numpy as np
 
 from phasewise.trainer.base.errors import DataError
 
-Kind = Literal["linear", "feistel", "feistel_levanter"]
-PERMUTATION_VERSIONS: dict[Kind, int] = {"linear": 1, "feistel": 2, "feistel_levanter": 1}
+Kind = Literal["linear", "linear_levanter", "feistel", "feistel_levanter"]
+PERMUTATION_VERSIONS: dict[Kind, int] = {"linear": 1, "linear_levanter": 1, "feistel": 2, "feistel_levanter": 1}
 MAX_LENGTH = 2**40
 MAX_SHUFFLED_LENGTH = 4096
 ROUNDS = 8  # twice as many as the probes of randomness need
@@ -28,10 +28,10 @@ class Permutation:
     """A bijection on `range(length)`, given by kind, length and key."""
 
     # `linear` is (a · index + b) mod length with a coprime to the length (Marin paper, Equation 1), exact at every length. `feistel` has
-    # the statistics of a random permutation. `feistel_levanter` is the published order of Marin's later runs
+    # the statistics of a random permutation. The kinds of Levanter are the published orders of Marin's runs
     kind: Kind
     length: int  # from 1 to 2^40
-    key: int  # from 0 to 2^64 - 1. `feistel_levanter` takes it as the seed that Levanter draws from its own key
+    key: int  # from 0 to 2^64 - 1. The kinds of Levanter take it as the seed that Levanter draws from its own key
 
     def __post_init__(self) -> None:
         if not 1 <= self.length <= MAX_LENGTH:
@@ -56,8 +56,9 @@ class Permutation:
                 "take positions modulo the length, and key each pass."
             )
         match self.kind:
-            case "linear":
-                mapped = map_linear(flat, self.length, self.key, inverse=inverse)
+            case "linear" | "linear_levanter":
+                factors = draw_levanter if self.kind == "linear_levanter" else draw_linear
+                mapped = map_linear(flat, self.length, *factors(self.length, self.key), inverse=inverse)
             case "feistel":
                 key = derive_key("feistel", self.length, self.key)
                 if self.length <= MAX_SHUFFLED_LENGTH:
@@ -75,12 +76,31 @@ def derive_key(*parts: str | int) -> int:
     return int.from_bytes(hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()[:8], "little")
 
 
-def map_linear(numbers: np.ndarray, length: int, key: int, *, inverse: bool) -> np.ndarray:
-    """Map int64 numbers by an affine function over the integers modulo the length, without overflow up to a length of 2^40."""
+def draw_linear(length: int, key: int) -> tuple[int, int]:
+    """Return the factor, coprime to the length, and the addend of `linear`."""
     multiplier = 1 + derive_key("multiplier", key) % max(length - 1, 1)
     while math.gcd(multiplier, length) != 1:
         multiplier = 1 + multiplier % length
-    offset = derive_key("offset", key) % length
+    return multiplier, derive_key("offset", key) % length
+
+
+def draw_levanter(length: int, seed: int) -> tuple[int, int]:
+    """Return factor and addend of Levanter's `LcgPermutation` since January 2025, with the seed that `map_levanter` describes.
+
+    Since April 2025 Levanter multiplies in float64, which is exact up to 94,906,265 indices. Beyond this length Levanter's rounded products
+    repeat some indices and omit others. This permutation stays exact.
+    """
+    if length == 1:
+        return 1, 0
+    generator = np.random.Generator(np.random.PCG64(seed))
+    multiplier = int(generator.integers(1, length))
+    while math.gcd(multiplier, length) != 1:
+        multiplier = int(generator.integers(1, length))
+    return multiplier, int(generator.integers(0, length))
+
+
+def map_linear(numbers: np.ndarray, length: int, multiplier: int, offset: int, *, inverse: bool) -> np.ndarray:
+    """Map int64 numbers by an affine function over the integers modulo the length, without overflow up to a length of 2^40."""
     if inverse:
         multiplier = pow(multiplier, -1, length)
         offset = -multiplier * offset % length
