@@ -20,11 +20,7 @@ def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: s
     """Evaluate the last checkpoint of a phase and judge it against the parent. Fails if the gate fails.
 
     Args:
-        recipe: Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.
         phase: Name of a trained phase.
-        scale: `proxy`, `full`, or `own` for a recipe with this scale.
-        home: Folder of all data and results. Default: PHASEWISE_HOME.
-        settings: Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.
     """
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     check_benchmarks(resolved.recipe, chosen)

@@ -33,15 +33,11 @@ def export_phase(
     """Write the weights of a phase to a folder of the home: safetensors, config, tokenizer, model card. An existing export is kept.
 
     Args:
-        recipe: Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.
         phase: Name of a trained phase.
-        scale: `proxy`, `full`, or `own` for a recipe with this scale.
-        home: Folder of all data and results. Default: PHASEWISE_HOME.
         weights: `last`, `ema` (the moving average), or `average` (the mean of the last kept checkpoints).
         average_of: Number of checkpoints for `average`.
         dtype: Type of the written weights.
         generation_prompt: For a chat template without a generation prompt: `add` one, or keep the template with `none`.
-        settings: Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.
     """
     from phasewise.flows.cli.publish import export_target
     from phasewise.tasks.report.placing import export_name, is_placed, place

@@ -23,12 +23,8 @@ def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home
     """Compile the step of every setup for its slice: memory, arithmetic, networks, projected time. Fails if a setup does not fit.
 
     Args:
-        recipe: Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.
         phase: Name of a phase. Default: all phases.
-        scale: `proxy`, `full`, or `own` for a recipe with this scale.
             At proxy scale, every phase runs on this machine, and nothing is compiled.
-        home: Folder of all data and results. Default: PHASEWISE_HOME.
-        settings: Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.
     """
     name = f"{split_target(recipe)[0]}/{phase}" if phase else recipe
     resolved, chosen = resolve(name, scale, home)

@@ -11,10 +11,7 @@ def prepare_data(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | N
     """Build all missing token caches of a recipe.
 
     Args:
-        recipe: Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.
         scale: `proxy` takes minutes on this machine, `full` reads the real data sets, `own` is for a recipe with this scale.
-        home: Folder of all data and results. Default: PHASEWISE_HOME.
-        settings: Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.
     """
     from phasewise.tasks.data.cluster import one_cluster  # it imports Dask
     from phasewise.tasks.data.task import build_caches, collect_stand_ins, make_tokenizer, write_documents

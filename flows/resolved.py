@@ -39,8 +39,7 @@ from phasewise.trainer.config import RunConfig, StartFrom
 from phasewise.trainer.config.run import BIND_THE_RESULT, MAY_CHANGE
 from phasewise.trainer.process.environment import check_usual
 
-OF_DATA = {"tokenizer", "sources", "pins", "max_tokens", "length_bias"}
-"""Fields of a recipe that decide its caches."""
+OF_DATA = {"tokenizer", "sources", "pins", "max_tokens", "length_bias"}  # fields of a recipe that decide its caches
 SOURCES = "the sources"
 
 

@@ -27,8 +27,7 @@ from phasewise.trainer.config import MixtureShares, RunConfig, Steps
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.trainer.data.mixture import block_counts
 
-OF_MIXTURE = ("mixture", "coverage")
-"""Changes of a hand-off that another mixture makes or takes back."""
+OF_MIXTURE = ("mixture", "coverage")  # changes of a hand-off that another mixture makes or takes back
 
 
 @door(name="search-mixture")
@@ -49,10 +48,7 @@ def search_mixture(
     """Search the best mixture of a phase with a swarm of short trainings, and write a recipe with it and its predicted gain.
 
     Args:
-        recipe: Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.
         phase: Name of a phase. Its parent must be trained.
-        scale: `proxy`, `full`, or `own` for a recipe with this scale.
-        home: Folder of all data and results. Default: PHASEWISE_HOME.
         proxies: Number of trainings in the swarm.
         steps: Steps of each training. Default: the steps of the phase.
         max_epochs: Most epochs of each component in the phase. Default: the limit of the phase's gate.
@@ -60,7 +56,6 @@ def search_mixture(
         zero: Components that may get no sequences.
         seeds: Afterwards train the natural mixture, the best of the swarm and the found mixture with this number of seeds.
         out: JSON file of the recipe. Default: a file in the home.
-        settings: Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.
     """
     from phasewise.tasks.training.swarm import proxy_of, shortened, train_swarm  # it imports Dask
     from phasewise.validations.evidence.mixing_law import best_counts, draw_mixtures, fit_law, predicted_gain  # it imports NumPy

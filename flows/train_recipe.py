@@ -32,10 +32,7 @@ def train_recipe(
     """Train all phases of a recipe in order. A failed gate stops the descendants of its phase, not its siblings.
 
     Args:
-        recipe: Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.
         scale: `proxy` takes minutes on this machine, `full` is the published size, `own` is for a recipe with this scale.
-        home: Folder of all data and results. Default: PHASEWISE_HOME.
-        settings: Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.
         up_to: Train only this phase and its ancestors. A branch is trained only if it is named here.
         retrain: Trained phases whose data or settings changed, and that may be trained again with their descendants. Less than ten minutes
             of training at proxy scale need no permission.

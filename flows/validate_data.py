@@ -15,13 +15,6 @@ def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | N
     """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase. Fails if the verdict fails.
 
     Caches with less text than the phase draws, because of a token budget, are rejected first.
-
-    Args:
-        recipe: Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.
-        phase: Name of a phase.
-        scale: `proxy`, `full`, or `own` for a recipe with this scale.
-        home: Folder of all data and results. Default: PHASEWISE_HOME.
-        settings: Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.
     """
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     resolved.home.make_ready()

@@ -15,11 +15,13 @@ from phasewise.flows.cli.options import (
     FiniteFloat,
     Scale,
     given_scale_option,
+    given_scale_set_options,
+    home_json_options,
     home_option,
     json_option,
     max_tokens_option,
     print_found,
-    scale_option,
+    scale_set_options,
     set_option,
     slice_option,
     target_argument,
@@ -70,8 +72,7 @@ def main() -> None:
 
 @main.command()
 @target_argument()
-@given_scale_option
-@set_option
+@given_scale_set_options
 @max_tokens_option
 @slice_option
 @click.option("--retrain", multiple=True, metavar="PHASE", help="Allow to train this phase and its descendants again. Repeatable.")
@@ -98,8 +99,7 @@ def run(target: str, scale: Scale | None, home: str | None, as_json: bool, **all
 @click.option("--arm", "arms", multiple=True, required=True, metavar="NAME:FIELD=VALUE|NAME:PHASE", help="An arm. Repeatable.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Trainings of each arm.")
 @click.option("--control", metavar="PHASE", help="Phase of the control. Default: the phase itself.")
-@given_scale_option
-@set_option
+@given_scale_set_options
 @max_tokens_option
 @home_option
 @verbose_option
@@ -134,11 +134,9 @@ def figures(names: tuple[str, ...], home: str | None, as_json: bool) -> None:
 
 @main.command()
 @target_argument()
-@scale_option
-@set_option
+@scale_set_options
 @click.option("--full", is_flag=True, help="Read every byte of every file. Default: only files with a changed size or time.")
-@home_option
-@json_option
+@home_json_options
 def status(target: str, scale: Scale, full: bool, home: str | None, as_json: bool) -> None:
     """Show the state of each phase, outdated results and the reasons. Exit 1 if a phase is unfinished or a file changed."""
     from phasewise.flows.cli.status import describe, is_done, print_description
@@ -150,10 +148,8 @@ def status(target: str, scale: Scale, full: bool, home: str | None, as_json: boo
 
 @main.command()
 @target_argument()
-@scale_option
-@set_option
-@home_option
-@json_option
+@scale_set_options
+@home_json_options
 def goodput(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
     """Show the wall time of each phase by use: productive updates, compilation, data loading, checkpoints, checks, idle, queue."""
     from phasewise.flows.cli.status import describe_goodput, print_goodput
@@ -163,8 +159,7 @@ def goodput(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 
 @main.command()
 @target_argument()
-@scale_option
-@set_option
+@scale_set_options
 @click.option("--at", "step", type=click.IntRange(min=0), metavar="STEP", help="Show the values in effect after STEP updates.")
 @click.option("--branches", is_flag=True, help="Include branches in the table.")
 @click.option("--notes", is_flag=True, help="Show differences between the published code and reports, and values missing from both.")
@@ -173,8 +168,7 @@ def goodput(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 @click.option("--diff", nargs=2, metavar="PHASE OTHER", help="Compare two phases, also of different recipes (RECIPE/PHASE).")
 @click.option("--slice", "on_slice", metavar="S", help="Add estimated days and chip-hours on this slice to the table.")
 @click.option("--component", metavar="NAME", help="Show files, revision and filters of a component, and its share of each phase.")
-@home_option
-@json_option
+@home_json_options
 def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
     """Show a recipe as a table of phases, or all values of one phase."""
     from phasewise.flows.cli.show import ShowOptions, describe_asked
@@ -190,8 +184,7 @@ def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: 
 
 @main.command()
 @target_argument()
-@scale_option
-@set_option
+@scale_set_options
 @json_option
 def lineage(target: str, scale: Scale, as_json: bool) -> None:
     """Show the phases, their parents, and the changes of each hand-off. For one phase, show its ancestors."""
@@ -210,8 +203,7 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
 @click.option("--region", metavar="REGION", help="Region of the slice. The report lists reads from a home in another region, in bytes.")
 @click.option("--price-per-gib", "usd_per_gib", type=FiniteFloat(min=0), metavar="USD", help="Price of reads from another region.")
 @click.option("--machine-code", is_flag=True, help="Compile to machine code. Takes minutes per setup and gives the same figures.")
-@home_option
-@json_option
+@home_json_options
 def preflight(target: str, scale: Scale | None, home: str | None, as_json: bool, **options: Any) -> None:
     """Compile for the slice and report memory, FLOPs, time and chip-hours. Exit 1 if a phase does not fit.
 
@@ -228,8 +220,7 @@ def preflight(target: str, scale: Scale | None, home: str | None, as_json: bool,
 
 @main.command()
 @target_argument("RECIPE/PHASE")
-@scale_option
-@set_option
+@scale_set_options
 @click.option("--proxies", type=click.IntRange(8, 4096), default=64, show_default=True, metavar="N", help="Number of short trainings.")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps of each training. Default: the steps of the phase.")
 @click.option("--max-epochs", type=FiniteFloat(min=0, min_open=True), metavar="N", help="Most epochs of a component. Default: the gate's.")
@@ -257,8 +248,7 @@ def data() -> None:
 
 @data.command()
 @target_argument()
-@scale_option
-@set_option
+@scale_set_options
 @max_tokens_option
 @click.option("--plan", "plans", is_flag=True, help="Only list files, bytes, tokens and hours.")
 @click.option("--price-per-hour", type=FiniteFloat(min=0), metavar="USD", help="With --plan: price of all workers per hour.")
@@ -293,12 +283,10 @@ def fetch(name: str, folder: str, as_json: bool) -> None:
 
 @data.command()
 @target_argument()
-@scale_option
-@set_option
+@scale_set_options
 @max_tokens_option
 @click.option("--full", is_flag=True, help="Read every source again. Default: only sources with a changed size or time.")
-@home_option
-@json_option
+@home_json_options
 def verify(target: str, scale: Scale, home: str | None, full: bool, as_json: bool) -> None:
     """Compare caches with their sources. Exit 1 if they differ."""
     from phasewise.flows.cli.data import print_verification
@@ -321,8 +309,7 @@ def verify(target: str, scale: Scale, home: str | None, full: bool, as_json: boo
 @click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Number of processes. Default: one, or one per core for large inputs."
 )
-@home_option
-@json_option
+@home_json_options
 def scan(paths: tuple[str, ...], benchmarks: str, as_json: bool, **options: Any) -> None:
     """Search files, folders and token caches for benchmark items.
 
@@ -344,7 +331,7 @@ def scan(paths: tuple[str, ...], benchmarks: str, as_json: bool, **options: Any)
 @click.option("--seed", type=int, default=0, show_default=True)
 @json_option
 def order(kind: str, length: int, seed: int, as_json: bool) -> None:
-    """Measure the mixing of a permutation: feistel, feistel_levanter or linear. Exit 1 if it differs from a random permutation."""
+    """Measure the mixing of a permutation: feistel, linear, or Levanter's of these. Exit 1 if it differs from a random permutation."""
     from phasewise.flows.cli.data import judge_order, print_judgement
 
     judgement = judge_order(kind, length, seed)
@@ -392,10 +379,8 @@ def writing_options(command: Callable[..., None]) -> Callable[..., None]:
 @target_argument("RECIPE/PHASE|CHECKPOINT|FOLDER")
 @click.argument("prompts", metavar="[PROMPT…]", nargs=-1)
 @writing_options
-@given_scale_option
-@set_option
-@home_option
-@json_option
+@given_scale_set_options
+@home_json_options
 def sample(target: str, prompts: tuple[str, ...], scale: Scale | None, home: str | None, as_json: bool, **options: Any) -> None:
     """Continue each PROMPT with a model, and print the text as it is written. Without a PROMPT the model writes a document."""
     from phasewise.flows.cli.sample import Writing, print_piece
@@ -419,10 +404,8 @@ def sample(target: str, prompts: tuple[str, ...], scale: Scale | None, home: str
 @click.option("--min-words", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Fewest words of a document.")
 @click.option("--benchmarks", type=PLACE, metavar="DIR", help="Leave out documents with test items of this folder.")
 @writing_options
-@given_scale_option
-@set_option
-@home_option
-@json_option
+@given_scale_set_options
+@home_json_options
 def generate(
     target: str, seeds: str, out: str, scale: Scale | None, home: str | None, as_json: bool, *, kind: Any, prompt: str, samples: int,
     min_words: int, count: int | None, benchmarks: str | None, **options: Any,
@@ -446,8 +429,7 @@ def generate(
 @target_argument("RECIPE/PHASE|CHECKPOINT|FOLDER")
 @click.option("--system", metavar="TEXT", help="System text of the conversation.")
 @writing_options
-@given_scale_option
-@set_option
+@given_scale_set_options
 @home_option
 def chat(target: str, scale: Scale | None, home: str | None, system: str | None, **options: Any) -> None:
     """Answer each line of standard input with the chat template of the training. Ctrl-D ends."""
@@ -478,10 +460,8 @@ def chat(target: str, scale: Scale | None, home: str | None, system: str | None,
 @click.option("--text-key", metavar="KEY", help="With --text: text field of JSON lines and tables. Default: text.")
 @click.option("--against", metavar="TARGET", help="With --text, --held-out: another checkpoint or phase, compared token by token.")
 @click.option("--tokenizer", type=PLACE, metavar="FILE", help="With --suite, --tasks, --text: tokenizer.json of a CHECKPOINT.")
-@given_scale_option
-@set_option
-@home_option
-@json_option
+@given_scale_set_options
+@home_json_options
 def evaluate(target: str, scale: Scale | None, home: str | None, as_json: bool, **options: Any) -> None:
     """Measure the last checkpoint of a phase with the benchmarks of its gate, with --suite, --tasks, or by the fit to a text (--text,
     --held-out).
@@ -526,10 +506,8 @@ def schema() -> None:
 @click.option(
     "--rows", "most", type=click.IntRange(min=0), default=40, show_default=True, metavar="N", help="Maximum number of rows. 0 shows all."
 )
-@scale_option
-@set_option
-@home_option
-@json_option
+@scale_set_options
+@home_json_options
 def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int, **question: Any) -> None:
     """Show the training text of a step, or the steps that train on a text, a document or a file. Works before training.
 
@@ -549,10 +527,8 @@ def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int,
 @target_argument("RECIPE/PHASE")
 @click.option("--step", type=click.IntRange(min=1), required=True, metavar="N", help="Explain the loss of this step.")
 @click.option("--replay", "replays", is_flag=True, help="Also train the step again from a checkpoint, with each layer frozen in turn.")
-@scale_option
-@set_option
-@home_option
-@json_option
+@scale_set_options
+@home_json_options
 def why(target: str, scale: Scale, home: str | None, as_json: bool, step: int, *, replays: bool) -> None:
     """Rank the causes of a step's loss: rows with their documents, components, layers, declared changes.
 
@@ -597,8 +573,7 @@ def up(
 @click.argument("recipes", metavar="[FILE]…", nargs=-1)
 @click.option("--delete", "deletes", is_flag=True, help="Delete the listed files. Default: only list them.")
 @click.option("--trials", "with_trials", is_flag=True, help="Include the runs of trials with --set.")
-@home_option
-@json_option
+@home_json_options
 def gc(recipes: tuple[str, ...], home: str | None, as_json: bool, *, deletes: bool, with_trials: bool) -> None:
     """List files of the home that may go, with their sizes: outdated data, archived runs, unused evidence, unfinished files.
 
@@ -610,8 +585,7 @@ def gc(recipes: tuple[str, ...], home: str | None, as_json: bool, *, deletes: bo
 
 
 @main.command()
-@home_option
-@json_option
+@home_json_options
 def doctor(home: str | None, as_json: bool) -> None:
     """Examine packages, devices, disk and settings of this machine. Exit 1 if something is wrong."""
     from phasewise.flows.cli.doctor import examine, print_examination
@@ -621,16 +595,36 @@ def doctor(home: str | None, as_json: bool) -> None:
     sys.exit(1 if found["problems"] else 0)
 
 
+@main.group()
+def bench() -> None:
+    """Measure this machine."""
+
+
+@bench.command()
+@click.option("--only", metavar="SECTION,…", help="Of parity, kernels, mfu, resume, loader. Default: all.")
+@click.option("--minutes", type=FiniteFloat(min=0.1), default=8, show_default=True, metavar="N", help="Time of all sections together.")
+@click.option("--out", type=PLACE, metavar="FILE", help="New JSON file of the page. Default: a file in the home.")
+@home_json_options
+def accelerator(home: str | None, as_json: bool, **options: Any) -> None:
+    """Measure the GPUs or TPUs of this machine: parity with the CPU, kernels, MFU, resume after a kill, loader.
+
+    A failed section has an error, and the others continue. Exit 1 if a section failed. A CPU is measured with smaller models.
+    """
+    from phasewise.flows.cli.doctor import bench_accelerator, print_page
+
+    page = bench_accelerator(home, **options)
+    print_found(page, print_page, as_json=as_json)
+    sys.exit(0 if page["passes"] else 1)
+
+
 @main.command()
 @target_argument("RECIPE/PHASE")
 @click.option("--reject", is_flag=True, help="Reject the phase.")
 @click.option("--reason", required=True, metavar="TEXT", help="Reason, stored and shown with the verdict.")
 @click.option("--who", metavar="NAME", help="Your name. Default: the user of this machine.")
 @click.option("--gate", type=click.Choice(["data", "health", "model", "recovery"]), help="The gate, if several wait or have a decision.")
-@scale_option
-@set_option
-@home_option
-@json_option
+@scale_set_options
+@home_json_options
 def approve(target: str, scale: Scale, home: str | None, as_json: bool, *, reject: bool, **given: Any) -> None:
     """Approve or reject a phase with a verdict or a rollback (`recovery`) that waits for a person.
 
@@ -646,8 +640,7 @@ def approve(target: str, scale: Scale, home: str | None, as_json: bool, *, rejec
 @main.command()
 @target_argument("RECIPE/PHASE")
 @click.argument("out", type=PLACE, metavar="OUT")
-@scale_option
-@set_option
+@scale_set_options
 @click.option(
     "--weights",
     metavar="WHICH",
@@ -663,8 +656,7 @@ def approve(target: str, scale: Scale, home: str | None, as_json: bool, *, rejec
     type=click.Choice(["add", "none"]),
     help="For a chat template without a generation prompt: add one, or leave the template unchanged.",
 )
-@home_option
-@json_option
+@home_json_options
 def export(target: str, out: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
     """Write the weights of a phase to the folder OUT in Hugging Face format: safetensors, config, tokenizer."""
     from phasewise.flows.cli.publish import export_target, print_export
@@ -676,8 +668,7 @@ def export(target: str, out: str, scale: Scale, home: str | None, as_json: bool,
 @main.command()
 @click.option("--site", "out", required=True, type=PLACE, metavar="OUT", help="A new folder, or one from an earlier `report`.")
 @click.option("--recipe", "recipes", multiple=True, type=PLACE, metavar="FILE", help="Your own recipe with runs in the home. Repeatable.")
-@home_option
-@json_option
+@home_json_options
 def report(out: str, recipes: tuple[str, ...], home: str | None, as_json: bool) -> None:
     """Write the page of `phasewise up` with all results of the home as static files to the folder OUT."""
     from phasewise.flows.cli.publish import print_written, write_report
@@ -688,14 +679,12 @@ def report(out: str, recipes: tuple[str, ...], home: str | None, as_json: bool) 
 @main.command()
 @target_argument("RECIPE/PHASE")
 @click.argument("out", type=PLACE, metavar="OUT")
-@scale_option
-@set_option
+@scale_set_options
 @click.option("--key", type=PLACE, metavar="FILE", help="Private key for the signature: Ed25519 or ECDSA on P-256, as PEM.")
 @click.option("--export", type=PLACE, metavar="FOLDER", help="Exported folder of the phase. The card lists its files.")
 @click.option("--licence", metavar="NAME", help="Licence of the model. Only the signature vouches for it.")
 @click.option("--source", multiple=True, metavar="COMPONENT=FOLDER", help="Folder of source files outside the home. Repeatable.")
-@home_option
-@json_option
+@home_json_options
 def card(target: str, out: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
     """Write a model card of a phase to the folder OUT. Each claim has the digests of its files."""
     from phasewise.flows.cli.publish import card_of_target, print_card
@@ -747,10 +736,8 @@ def tokenizer() -> None:
     metavar="N",
     help="Maximum bytes of text per component or file.",
 )
-@given_scale_option
-@set_option
-@home_option
-@json_option
+@given_scale_set_options
+@home_json_options
 def train_tokenizer(
     target: str, scale: Scale | None, home: str | None, as_json: bool, *, out: str, vocab_size: int, split: "SplitName", max_bytes: int,
     chat_tokens: bool,
@@ -784,10 +771,8 @@ def truncate_tokenizer(name: str, out: str, *, vocab_size: int, as_json: bool) -
     "--max-bytes", type=click.IntRange(min=1), default=1_000_000, show_default=True, metavar="N", help="Maximum bytes per subset."
 )
 @click.option("--text-key", default="text", show_default=True, metavar="KEY", help="With a FOLDER: text field of JSON lines and tables.")
-@given_scale_option
-@set_option
-@home_option
-@json_option
+@given_scale_set_options
+@home_json_options
 def compare_tokenizers(
     names: tuple[str, ...], on: str, max_bytes: int, text_key: str, scale: Scale | None, home: str | None, as_json: bool
 ) -> None:

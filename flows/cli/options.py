@@ -148,6 +148,9 @@ given_scale_option = click.option(
 """`--scale` without a default, for commands with other targets than recipes."""
 
 
+Decorator = Callable[[Command], Command]
+
+
 def scale_option(command: Command) -> Command:
     """Add `--scale`, with the default of the target."""
 
@@ -194,3 +197,11 @@ max_tokens_option = _trial_option(
     metavar="N",
     help="Limit of the tokens read from all components together. Default: all tokens, or 1.25 times the need of the scale.",
 )
+
+
+def _both(outer: Decorator, inner: Decorator) -> Decorator:
+    return lambda command: outer(inner(command))
+
+
+home_json_options, scale_set_options = _both(home_option, json_option), _both(scale_option, set_option)
+given_scale_set_options = _both(given_scale_option, set_option)

@@ -169,8 +169,7 @@ def print_piece(text: str) -> None:
     sys.stdout.flush()
 
 
-MIN_SCORE = 0.7
-"""The share of an item in a document above which the document is left out, as in `phasewise scan`."""
+MIN_SCORE = 0.7  # the share of an item in a document above which the document is left out, as in `phasewise scan`
 
 
 class ModelGenerator:

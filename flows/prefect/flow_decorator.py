@@ -102,6 +102,16 @@ class DoorFlow(Flow[P, R]):
             raise ended.refusal from None
 
 
+ARGUMENTS = {
+    "recipe": "Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.",
+    "phase": "Name of a phase.",
+    "scale": "`proxy`, `full`, or `own` for a recipe with this scale.",
+    "home": "Folder of all data and results. Default: PHASEWISE_HOME.",
+    "settings": "Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.",
+}
+"""Descriptions of arguments that many flows have. The form of a deployment shows them."""
+
+
 def door(*, name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
     """Make a flow of a function with the parameters `home` and `settings` (of `--set`)."""
     for logger in (LOGGER, PROGRESS_LOGGER):
@@ -109,6 +119,11 @@ def door(*, name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
 
     def decorate(work: Callable[P, R]) -> Flow[P, R]:
         signature = inspect.signature(work)
+        about, _, own = (inspect.getdoc(work) or "").partition("\n\nArgs:\n")
+        shared = "".join(
+            f"    {one}: {text}\n" for one, text in ARGUMENTS.items() if one in signature.parameters and f"    {one}: " not in own
+        )
+        work.__doc__ = f"{about}\n\nArgs:\n{shared}{own}"
 
         @functools.wraps(work)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
