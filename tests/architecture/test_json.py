@@ -35,6 +35,8 @@ OTHERS: dict[str, str] = {
     "validations/evidence/leakage/fold.py": "a table of an installed package",
     "tasks/evaluation/made_benchmarks.py": "items whose digest the manifest names, compared first",
     "tasks/evaluation/benchmark_definitions.py": "a YAML file of this package",
+    "tasks/accelerator_bench.py": "a YAML file of this package",
+    **dict.fromkeys(("flows/cli/help.py", "trainer/flops.py"), "a TOML file of this package"),
     "tasks/evaluation/own_benchmarks.py": "a user's YAML of lm-eval, by a safe loader; its digest is in the key of each result",
     "tasks/evaluation/checkpoint.py": "definitions whose digest the manifest names, compared first",
     "tasks/data/text_files.py": TEXT,

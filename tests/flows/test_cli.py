@@ -22,7 +22,7 @@ from phasewise.trainer.base.storage import read_json, write_json
 from tests.flows.commands import PHASES, Run, assert_refused, read
 
 COMMANDS = {
-    "sample", "chat", "doctor", "try", "gc", "goodput", "data fetch", "data generate", "figures", "why", "results",
+    "sample", "chat", "doctor", "try", "gc", "goodput", "data fetch", "data generate", "figures", "why", "results", "bench accelerator",
     "run", "show", "lineage", "data prepare", "data verify", "evaluate", "card", "export", "approve", "report", "verify", "up", "scan",
     "order", "preflight", "status", "mixture", "new", "schema", "trace", "tokenizer train", "tokenizer truncate", "tokenizer compare",
 }  # fmt: skip
@@ -291,7 +291,7 @@ def test_the_record_s_orders_fail(kind: str):
 @pytest.mark.parametrize(
     ("kind", "length", "seed", "said"),
     [
-        ("random", 10, 0, "linear, feistel, feistel_levanter"), ("feistel", 0, 0, "from 1 to 1099511627776, found 0"),
+        ("random", 10, 0, "linear, linear_levanter, feistel, feistel_levanter"), ("feistel", 0, 0, "from 1 to 1099511627776, found 0"),
         ("feistel", 2**40 + 1, 0, "found 1099511627777"), ("feistel", 10, -1, "from 0 to 2.64 - 1, found -1"),
     ],
 )  # fmt: skip

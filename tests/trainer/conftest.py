@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from hypothesis import settings
 
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Execution, ModelConfig, Optimizer, Rope, RunConfig
-from phasewise.trainer.metrics import ALL_GROUPS, OF_THE_CLOCK, TABLE, Metric, Row, read_metrics
+from phasewise.trainer.metrics import ALL_GROUPS, OF_THE_CLOCK, Row, read_metrics
 from phasewise.trainer.step import TrainStep
 from phasewise.trainer.step import build_train_step as build
 from tests.compilation import compile_from_now_on
@@ -24,6 +24,20 @@ from tests.trainer.token_caches import BEGIN, END, write_passing_verdict, write_
 
 Alike = tuple[str, str, str, jax.sharding.Mesh | None]
 _built: dict[Alike, TrainStep] = {}
+
+
+class Metric(NamedTuple):
+    """A row of the table in `docs/reference/metrics.md`."""
+
+    name: str
+    unit: str
+    what: str
+    when: str
+
+
+METRICS_PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
+_ROWS = [line.strip("| ").split("|") for line in METRICS_PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+TABLE = [Metric(row[0].strip(" `"), *(cell.strip() for cell in (*row[1:], "")[:3])) for row in _ROWS]
 
 
 def metric_of(name: str) -> Metric | None:

@@ -9,7 +9,16 @@ from phasewise.trainer.config import AdamW, Muon, NAdamW, Optimizer
 
 Weights = dict[str, np.ndarray]  # name → values; names are unique in the tree
 DECAYING = {"query", "key", "value", "output", "gate", "up", "down", "head"}
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+COEFFICIENTS = {
+    "jordan": 5 * [(3.4445, -4.7750, 2.0315)],
+    "dion": [
+        (4.0848, -6.8946, 2.9270),
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    ],
+}
 
 
 def in_numpy(tree: Any) -> Weights:
@@ -68,8 +77,7 @@ class Reference:
 
 def newton_schulz(matrix: np.ndarray, config: Muon) -> np.ndarray:
     """On the matrix as it is, whichever side is the longer."""
-    a, b, c = COEFFICIENTS
     x = matrix / (np.sqrt(np.sum(matrix**2)) + config.epsilon)
-    for _ in range(config.newton_schulz_steps):
+    for a, b, c in COEFFICIENTS[config.newton_schulz_coefficients][: config.newton_schulz_steps]:
         x = a * x + b * (x @ x.T @ x) + c * (x @ x.T @ x @ x.T @ x)
     return x

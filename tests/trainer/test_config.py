@@ -91,7 +91,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "order from later": ({"order": {**ORDER, "first_step": 3}}, r"order\.first_step must be at most start_step, found 3 after 0"),
     "typo": ({"sed": 7}, r"sed\n.*Extra inputs are not permitted"),
     "typo inside": ({"order": {"seed": 1, "permutation": "feistel", "blocks": 16}}, r"order\.blocks\n.*Extra inputs"),
-    "unknown kind": ({"order": {"seed": 1, "permutation": "shuffle", "block_sequences": 16}}, r"'linear', 'feistel' or 'feistel_levanter'"),
+    "unknown kind": (
+        {"order": {"seed": 1, "permutation": "shuffle", "block_sequences": 16}},
+        r"'linear', 'linear_levanter', 'feistel' or 'feistel_levanter'",
+    ),
 }
 
 

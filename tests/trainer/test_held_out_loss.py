@@ -13,10 +13,10 @@ from phasewise.trainer.config import Execution, LossEvaluation, ModelConfig, Run
 from phasewise.trainer.data.loader import Batch
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.trainer.loop import build_evaluate, read_held_out
-from phasewise.trainer.metrics import TABLE, Row, read_metrics
+from phasewise.trainer.metrics import Row, read_metrics
 from phasewise.trainer.model.params import Params, init_params
 from phasewise.trainer.run import execute
-from tests.trainer.conftest import MakeRun, metric_of
+from tests.trainer.conftest import TABLE, MakeRun, metric_of
 from tests.trainer.model.families import logits
 from tests.trainer.token_caches import write_token_cache
 
@@ -111,5 +111,5 @@ def test_a_watched_run_ends_with_the_same_weights_and_writes_every_name(
     entries = {name: metric_of(name) for row in rows for name in row}
     assert [name for name, entry in entries.items() if entry is None] == []
     missing = [metric for metric in TABLE if metric not in entries.values() and not metric.name.startswith("own_text")]
-    assert [metric.name for metric in missing if "experts" not in metric.when] == ["batch_het", "counted_tokens"]  # of parts; packed
+    assert [metric.name for metric in missing if "experts" not in metric.when] == ["batch_het", "max_skip_update_norm", "counted_tokens"]
     assert all(value is not None for row in rows for value in row.values())

@@ -39,15 +39,16 @@ def matrix(rng: np.random.Generator, values: list[float], rows: int, columns: in
     return (left * np.array(values)) @ right.T
 
 
+@pytest.mark.parametrize(("coefficients", "least", "most"), [("jordan", 0.65, 1.25), ("dion", 0.75, 1.05)])
 @pytest.mark.parametrize(("rows", "columns"), [(6, 6), (6, 17), (17, 6)])
-def test_singular_values_come_near_one_and_directions_stay(rows: int, columns: int):
+def test_singular_values_come_near_one_and_directions_stay(rows: int, columns: int, coefficients: str, least: float, most: float):
     values = [100.0, 60.0, 30.0, 10.0, 5.0, 2.0]  # after division by the norm the smallest is 0.016
     given = matrix(np.random.default_rng(0), values, rows, columns)
-    found = np.asarray(orthogonalise(jnp.asarray(given, jnp.float32), 5, 1e-8), np.float64)
+    found = np.asarray(orthogonalise(jnp.asarray(given, jnp.float32), 5, 1e-8, coefficients), np.float64)
     left, _, right = np.linalg.svd(given, full_matrices=False)
     kept = left.T @ found @ right.T
     np.testing.assert_allclose(kept, np.diag(np.diag(kept)), atol=1e-4)
-    assert np.all((np.diag(kept) > 0.65) & (np.diag(kept) < 1.25))
+    assert np.all((np.diag(kept) > least) & (np.diag(kept) < most))
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(6, 10), (10, 6)])
@@ -71,6 +72,10 @@ OPTIMIZERS: dict[str, Optimizer] = {
         kind="muon", momentum=0.98, nesterov=True, newton_schulz_steps=5, epsilon=1e-8, weight_decay=0.1,
         adam=AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.4), adam_learning_rate_scale=0.35,
         max_adam_grad_norm=0.5,
+    ),
+    "muon of Dion": Muon(
+        kind="muon", momentum=0.9, nesterov=True, newton_schulz_steps=5, epsilon=1e-7, weight_decay=0.1, adam=ADAMW,
+        adam_learning_rate_scale=1.0, newton_schulz_coefficients="dion",
     ),
     "muon of four steps": Muon(
         kind="muon", momentum=0.9, nesterov=False, newton_schulz_steps=4, epsilon=1e-3, weight_decay=0.0, adam=ADAMW,

@@ -55,12 +55,11 @@ def test_what_is_not_finite_does_not_enter_a_window():
 
 
 def test_an_update_is_skipped_above_a_limit_and_where_there_is_no_number():
-    limits = {"max_loss": jnp.float32(3.0), "max_grad_norm": jnp.float32(4.0)}
     kept = [(2.0, 1.0), (3.0, 4.0)]  # the latter is at the limits
     for one in [*kept, (3.1, 1.0), (2.0, 4.1), (math.nan, 1.0), (2.0, math.nan), (math.inf, 1.0), (2.0, math.inf)]:
-        given_values = jnp.float32(one[0]), jnp.float32(one[1])
-        assert bool(is_skipped(*given_values, **limits, limit=Limit(6.0, 64))) == (one not in kept)
-        assert not bool(is_skipped(*given_values, **limits, limit=NO_LIMIT))
+        measured = tuple((jnp.float32(value), jnp.float32(most)) for value, most in zip(one, (3.0, 4.0), strict=True))
+        assert bool(is_skipped(measured, limit=Limit(6.0, 64))) == (one not in kept)
+        assert not bool(is_skipped(measured, limit=NO_LIMIT))
 
 
 def segment(kind: str, start: float, end: float, start_step: int = 100, end_step: int = 200) -> LearningRateSegment:

@@ -62,12 +62,14 @@ def test_windows_are_there_where_the_phase_has_the_intervention_at_any_step_and_
     later = make_run("later state", stability={**values, "max_update_norm": [[0, None], [20, limit]]})
     elsewhere = make_run("elsewhere", stability={**values, "skip_step": [[0, None], [30, limit]]})
     skipping = make_run("skipping", stability={**values, "skip_step": [[0, limit], [1, None]]})
+    by_norm = make_run("by norm", stability={**values, "skip_step": [[0, None], [3, {**limit, "skip_on": "update_norm"}]]})
     assert init_rolling(plain) == init_rolling(elsewhere) == Rolling()
     rolling = init_rolling(later)
     assert rolling.losses is rolling.grad_norms is None
     assert rolling.update_norms is not None
     assert rolling.update_norms.values.shape == (16,)
     assert None not in (init_rolling(skipping).losses, init_rolling(skipping).grad_norms)
-    for run in (plain, skipping):
+    assert [name for name, window in init_rolling(by_norm)._asdict().items() if window is not None] == ["skip_update_norms"]
+    for run in (plain, skipping, by_norm):
         assert shapes(init_state(run)) == shapes(abstract_state(run, with_ema=True))
     assert abstract_state(plain, with_ema=False).ema is None

@@ -1,7 +1,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -152,6 +152,34 @@ def test_a_skipped_update_leaves_every_bit_but_the_windows_of_skip_step(trainer:
     assert int(after.rolling.losses.pushed) == 5
 
 
+def test_skip_step_by_update_norm_skips_a_planted_spike_that_loss_and_gradients_do_not_show(trainer: Trainer):
+    limit = Limit(2.0, 2)
+    windows = trainer.state().rolling
+    by_norm = Rolling(skip_update_norms=windows.update_norms)
+    norms: list[float] = []
+    state = cast(Any, trainer.state()._replace(rolling=by_norm))
+    for _ in range(3):
+        state, measured = cast(Any, trainer.update(state, batch(0), SCHEDULES[0]._replace(skip_step=limit)))
+        assert not bool(measured.skipped)
+        norms.append(float(measured.direction_norm))
+    # a second moment of zero makes Adam's step long, whatever the gradients are
+    small = state.optimizer._replace(nu=jax.tree.map(lambda leaf: 1e-4 * leaf, state.optimizer.nu))
+    before = jax.device_get(state._replace(optimizer=small))
+    after, measured = cast(Any, trainer.update(jax.device_put(before), batch(0), SCHEDULES[0]._replace(skip_step=limit)))
+    assert float(measured.max_skip_update_norm) == pytest.approx(np.mean(norms) + 2 * np.std(norms), rel=1e-5)
+    assert float(measured.direction_norm) > 2 * float(measured.max_skip_update_norm)
+    assert (bool(measured.skipped), float(measured.update_norm), measured.max_loss) == (True, 0.0, None)
+    kept, now = (tree._replace(rolling=None) for tree in (before, jax.device_get(after)))
+    assert jax.tree.all(jax.tree.map(np.array_equal, kept, now))
+    window = after.rolling.skip_update_norms
+    np.testing.assert_allclose(np.asarray(window.values), [*norms, float(measured.direction_norm)], rtol=1e-6)
+    of_before = (float(measured.loss), float(measured.grad_norm), norms[0])
+    as_before = Rolling(*(Window(jnp.full(WINDOW, value), jnp.int32(WINDOW)) for value in of_before))
+    applied, measured = trainer.update(jax.device_put(before._replace(rolling=as_before)), batch(0), SCHEDULES[0]._replace(skip_step=LOOSE))
+    assert not bool(measured.skipped)
+    assert not jax.tree.all(jax.tree.map(np.array_equal, before.params, jax.device_get(applied.params)))
+
+
 def test_what_is_no_number_is_skipped_and_does_not_enter_a_window(trainer: Trainer):
     state = trainer.state()
     state = state._replace(params={**state.params, "head": state.params["head"].at[3, 5].set(np.nan)})
@@ -167,7 +195,7 @@ def test_where_a_phase_has_no_interventions_nothing_is_measured_of_them(trainer:
     after, measured = jax.eval_shape(trainer.step, state, batch(0), None, Scheduled(1e-3, 0.0, 1.0, 0.9))
     assert (after.ema, after.rolling) == (None, Rolling())
     absent = ("rms_clip_factor", "direction_norm", "max_update_norm", "update_clip_factor", "max_loss", "max_skip_grad_norm", "skipped")
-    assert {getattr(measured, name) for name in (*absent, "ema_distance")} == {None}
+    assert {getattr(measured, name) for name in (*absent, "max_skip_update_norm", "ema_distance")} == {None}
 
 
 def test_a_batch_in_parts_is_the_whole_batch_also_where_padding_is_unequal(trainer: Trainer):

@@ -49,7 +49,7 @@ MOVES = {
     "phases.gates.model": GATE, "phases.evaluation": EVALUATION,
     # a place, whose content the digest names; how training is watched and done; what explains the recipe; what allows a schedule to go on
     "pins.url": NOTHING, "phases.evaluation.loss": NOTHING, "phases.instrumentation": NOTHING, "phases.execution": NOTHING,
-    "phases.discrepancies": NOTHING,
+    "phases.discrepancies": NOTHING, "phases.forecast": NOTHING,
     "phases.notes": NOTHING, "phases.abandoned": NOTHING,
 }  # fmt: skip
 """The beginning of a field → the key that another value moves; the longest decides."""
@@ -107,7 +107,7 @@ EDITS: dict[str, Any] = {
     "compute_dtype": lambda before: "float32" if before == "bfloat16" else "bfloat16",
     "stability.max_grad_norm": [[0, 3.0]], "stability.max_update_rms": [[0, 3.0]], "stability.z_loss": [[0, 0.5]],
     "stability.ema_decay": [[0, 0.5]], "initializer_cutoff": 2.5, "action": "ask", "permutation": "feistel",
-    "rounding": "floor", "learning_rate.kind": "cosine",
+    "rounding": "floor", "skip_on": "update_norm", "newton_schulz_coefficients": "dion", "learning_rate.kind": "cosine",
     "batch": [[0, 8]], "phases.mixture": [[0, {"proofpile_2": 50.0, "starcoderdata": 50.0}]], "phases.slice": [[0, "v5p-512"]],
     "at_steps": [5], "evaluation.benchmarks": ["next_word"],
     **dict.fromkeys(("renderings.items", "renderings.reference"), lambda before: before.replace("items", "others")),
@@ -204,7 +204,7 @@ OPTIMIZERS: dict[str, Raw] = {
     "NAdamW": {"kind": "nadamw"},
     "Muon": {
         "kind": "muon", "momentum": 0.9, "nesterov": True, "newton_schulz_steps": 5, "epsilon": 1e-8, "weight_decay": 0.05,
-        "max_adam_grad_norm": 1.0,
+        "max_adam_grad_norm": 1.0, "newton_schulz_coefficients": "jordan",
     },
 }  # fmt: skip
 EXPERTS: Raw = {
@@ -271,10 +271,13 @@ class World:
         phase["notes"] = [said | {"text": "x"}]
         for name in ("max_update_norm", "skip_step"):
             phase["stability"][name] = [[0, {"window": 16, "min_samples": 8, "sigmas": 6.0}]]
+        phase["stability"]["skip_step"][0][1]["skip_on"] = "loss_and_grad_norm"
         if ".execution" in path:
             mesh, kept = {"replica": 1, "fsdp": 1, "tensor": 1, "expert": 1, "context": 1}, {"on_device": ["query"], "on_host": []}
             kernels = {"attention": "xla", "expert_kernel": "padded"}
             phase["execution"] = {"mesh": mesh, "remat": kept, **kernels, "microbatch_sequences": 8, "loss_chunk_tokens": 64}
+        if path.endswith(".forecast"):
+            phase["forecast"] = True
         if path.endswith("mlflow"):
             phase["instrumentation"]["mlflow"] = "sqlite:///first.db"
         if ".recovery" in path:

@@ -34,7 +34,7 @@ from phasewise.flows.recipes.scales import (
 from phasewise.flows.recipes.sizes import MAX_DISTANCE, body_parameters
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import RecipeError
-from phasewise.trainer.config import AdamC, LearningRateSegment, Mesh, RollingLimit, always
+from phasewise.trainer.config import AdamC, LearningRateSegment, Mesh, SkipLimit, always
 from phasewise.trainer.data.mixture import block_counts
 from phasewise.trainer.model.params import count_active_parameters
 from phasewise.trainer.sharding import check_mesh
@@ -210,13 +210,13 @@ def test_the_command_line_knows_every_scale():
 
 
 def test_a_window_holds_no_more_than_half_of_the_shortest_phase():
-    limit = RollingLimit(window=2000, min_samples=1000, sigmas=3.0)
+    limit = SkipLimit(window=2000, min_samples=1000, sigmas=3.0)
     phases = [phase.but(stability=phase.stability.but(skip_step=always(limit))) for phase in FULL["marin-32b"].main_line[:2]]
     recipe = FULL["marin-32b"].but(phases=phases, accepts=())
     small = to_scale(recipe, "130m")
     shortest = min(phase.stop_step - phase.start_step for phase in small.phases)
     found = small.phases[0].stability.skip_step.at(0)
-    assert found == RollingLimit(window=shortest // 2, min_samples=round(shortest // 2 / 2), sigmas=3.0)
+    assert found == SkipLimit(window=shortest // 2, min_samples=round(shortest // 2 / 2), sigmas=3.0)
 
 
 # ── proxy scale ──
@@ -338,11 +338,11 @@ def test_windows_fill_within_half_of_the_shortest_phase_that_uses_them():
 def test_a_window_is_never_below_eight_steps_or_above_the_recipes(shortest: int, limit: tuple[int, int], expected: tuple[int, int]):
     raw = load_record("marin-32b", "full").phase("phase-1").model_dump()
     raw |= {"stop_step": 1000 * shortest, "abandoned": True, "checkpoints": raw["checkpoints"] | {"at_steps": ()}}
-    raw["stability"]["skip_step"] = [[0, {"window": limit[0], "min_samples": limit[1], "sigmas": 6.0}]]
+    raw["stability"]["skip_step"] = [[0, {"window": limit[0], "min_samples": limit[1], "sigmas": 6.0, "skip_on": "update_norm"}]]
     recipe = load_record("marin-32b", "full").model_dump() | {"phases": [raw], "accepts": [], "pins": []}
     found = to_proxy(Recipe.model_validate(recipe)).phases[0].stability.skip_step.at(0)
     assert found is not None
-    assert (found.window, found.min_samples) == expected
+    assert (found.window, found.min_samples, found.skip_on) == (*expected, "update_norm")
 
 
 def test_small_and_absent_shares_and_heads():

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,18 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.tokenizer import special_tokens
+from phasewise.tasks.data.tokenizer import SpecialTokens, special_tokens
+from phasewise.tasks.evaluation import language_model as module
 from phasewise.tasks.evaluation.checkpoint import evaluate_model
 from phasewise.tasks.evaluation.held_out import read_held_out_tokens
-from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.tasks.evaluation.language_model import Generation, JaxLanguageModel, before_first, read_generation
 from phasewise.tasks.evaluation.made_benchmarks import read_benchmark_folder
-from phasewise.trainer.base.errors import DataError, EvaluationError
+from phasewise.trainer.base.errors import ConfigError, DataError, EvaluationError
 from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.params import Params
 from phasewise.validations.evidence.floor import measure_floor
-from tests.tasks.evaluation.conftest import HeldOut, WriteCache
+from tests.tasks.evaluation.conftest import HeldOut, LogSoftmax, WriteCache
 
 Evaluate = Callable[..., dict[str, Any]]
 
@@ -158,3 +160,187 @@ def test_a_model_that_looks_back_answers_the_same(model: JaxLanguageModel, shift
     expected, found = ask(model), ask(after)
     np.testing.assert_allclose(found[:2], expected[:2], rtol=1e-5)
     assert found[2] == expected[2]
+
+
+Greedy = Callable[[str, int], list[int]]
+
+CONTEXTS = ("bace dido", "mo", "", "ha ke li " * 40, "pare si\ntovu bace", "fo gu nure " * 30)
+
+
+def instances(kind: Any, arguments: Sequence[tuple[Any, ...]]) -> list[Instance]:
+    return [Instance(kind, {}, argument, index) for index, argument in enumerate(arguments)]
+
+
+def test_loglikelihood_is_the_sum_of_log_softmax_in_the_order_asked(model: JaxLanguageModel, log_softmax: LogSoftmax):
+    pairs = [(context, continuation) for context in CONTEXTS for continuation in (" bace", " tovupare fo", " x")]
+    found = model.loglikelihood(instances("loglikelihood", pairs))
+    assert len(found) == len(pairs)
+    for (context, continuation), (value, is_greedy) in zip(pairs, found, strict=True):
+        stripped = context.rstrip()
+        sequence = [0, *model.tokenizer.encode(context + continuation).ids]
+        scored = len(sequence) - (1 + len(model.tokenizer.encode(stripped).ids))
+        sequence = sequence[-model.config.seq_len - 1 :]
+        table = log_softmax(sequence[:-1])[-scored:]
+        targets = sequence[-scored:]
+        assert value == pytest.approx(table[np.arange(scored), targets].sum(), rel=1e-4)
+        assert is_greedy == (table.argmax(axis=-1) == targets).all()
+
+
+def test_the_likeliest_continuation_is_greedy_and_one_too_long_or_empty_is_refused(model: JaxLanguageModel, log_softmax: LogSoftmax):
+    context = model.tok_encode("bace")
+    best, worst = int(log_softmax(context)[-1].argmax()), int(log_softmax(context)[-1].argmin())
+    found = model._loglikelihood_tokens([(("", ""), context, [best]), (("", ""), context, [worst]), (("", ""), [], [best])])  # pyright: ignore[reportPrivateUsage]  # the interface that lm-eval calls
+    assert [is_greedy for _, is_greedy in found[:2]] == [True, False]
+    assert found[2][0] == pytest.approx(log_softmax([0])[-1, best], rel=1e-4)
+    assert (model.world_size, model.rank) == (1, 0)  # with more, lm-eval would import PyTorch
+    with pytest.raises(DataError, match=r"must have a token, found none in request 1 \('ba' → ''\)"):
+        model.loglikelihood(instances("loglikelihood", [("ba", " ce"), ("ba", "")]))
+    with pytest.raises(DataError, match="fit in the model's seq_len of 48 tokens, found 160 tokens in request 0"):
+        model.loglikelihood(instances("loglikelihood", [("ba", " zxq" * 40)]))
+
+
+def test_rolling_predicts_each_token_once_and_the_last_window_sees_all_it_can(model: JaxLanguageModel, log_softmax: LogSoftmax):
+    texts = ["bace " * 60, "mo", "", "tovu\n" * 17]
+    found = model.loglikelihood_rolling(instances("loglikelihood_rolling", [(text,) for text in texts]))
+    for text, value in zip(texts, found, strict=True):
+        ids = model.tokenizer.encode(text).ids
+        expected = 0.0
+        for start in range(0, len(ids), model.config.seq_len):
+            targets = ids[start : start + model.config.seq_len]
+            end = 1 + start + len(targets)
+            inputs = [0, *ids][max(0, end - 1 - model.config.seq_len) : end - 1]
+            expected += log_softmax(inputs)[np.arange(len(inputs) - len(targets), len(inputs)), targets].sum()
+        assert value == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.fixture
+def greedy(log_softmax: LogSoftmax, config: ModelConfig, tokenizer: Tokenizer) -> Greedy:
+    """The likeliest tokens behind a context, which loses its beginning if there is no room for the new ones."""
+
+    def continue_(context: str, count: int) -> list[int]:
+        ids = [0, *tokenizer.encode(context).ids][-(config.seq_len - count) :]
+        for _ in range(count):
+            ids.append(int(log_softmax(ids)[-1].argmax()))
+        return ids[-count:]
+
+    return continue_
+
+
+def test_generation_is_greedy_in_the_order_asked_and_stops_before_an_end_token(model: JaxLanguageModel, greedy: Greedy):
+    counts = [3, 5, 3, 5, 3, 5]
+    requests = [(context, {"until": [], "max_gen_toks": count}) for context, count in zip(CONTEXTS, counts, strict=True)]
+    expected = [model.tokenizer.decode(greedy(context, count)) for context, count in zip(CONTEXTS, counts, strict=True)]
+    assert model.generate_until(instances("generate_until", requests)) == expected
+    assert len(set(expected)) > 3
+    tokens = greedy(CONTEXTS[0], 8)
+    stops_at = next(place for place in range(2, 8) if tokens[place] not in tokens[:place])
+    model.ends = (max(tokens) + 1, tokens[stops_at])
+    [answer] = model.generate_until(instances("generate_until", [(CONTEXTS[0], {"max_gen_toks": 20})]))
+    assert answer == model.tokenizer.decode(tokens[:stops_at])
+
+
+def test_generation_stops_at_until(model: JaxLanguageModel, greedy: Greedy):
+    stopped = 0
+    for context in CONTEXTS:
+        full = model.tokenizer.decode(greedy(context, 8))
+        for stop in {character for character in full[1:] if character.isascii()}:
+            [answer] = model.generate_until(instances("generate_until", [(context, {"until": ["\0\0", stop], "max_gen_toks": 8})]))
+            [same] = model.generate_until(instances("generate_until", [(context, {"until": stop, "max_gen_toks": 8})]))
+            assert answer == same == full.split(stop)[0]
+            stopped += 1
+    assert stopped > 3
+    assert [before_first("one. two\n", ends) for ends in (("\n", "."), ())] == ["one", "one. two\n"]
+
+
+@pytest.mark.parametrize(("kind", "arguments"), [
+    ("loglikelihood", [("ba", " ce"), ("mo", " ce")]), ("loglikelihood_rolling", [("bace",)]),
+    ("generate_until", [("ba", {"until": ["\n"], "max_gen_toks": 2})]),
+])  # fmt: skip
+def test_no_finite_answer_is_an_error_that_names_its_request(
+    model: JaxLanguageModel, broken_params: Params, kind: str, arguments: list[Any]
+):
+    model.params = broken_params
+    with pytest.raises(EvaluationError, match=r"found nan for request 0 \('ba"):
+        getattr(model, kind)(instances(kind, arguments))
+
+
+def test_order_company_and_batches_change_no_answer(model: JaxLanguageModel, monkeypatch: pytest.MonkeyPatch):
+    pairs = [(context, continuation) for context in CONTEXTS for continuation in (" bace", " tovupare fo")]
+    prompts = [(context, {"until": ["\n"], "max_gen_toks": 6}) for context in CONTEXTS]
+
+    def ask(order: Sequence[int], prompt_order: Sequence[int]) -> tuple[list[tuple[float, bool]], list[str]]:
+        scored = model.loglikelihood(instances("loglikelihood", [pairs[i] for i in order]))
+        return scored, model.generate_until(instances("generate_until", [prompts[i] for i in prompt_order]))
+
+    expected, texts = ask(range(len(pairs)), range(len(prompts)))
+    order, prompt_order = [7, 3, 3, 0, 11, 4], [4, 1, 1, 0]
+    found = [ask(order, prompt_order), ask([7], [4])]
+    monkeypatch.setattr("phasewise.tasks.evaluation.language_model.MAX_ROWS", 2)
+    monkeypatch.setattr("phasewise.tasks.evaluation.scoring.BATCH_TOKENS", 512)
+    found.append(ask(order, prompt_order))
+    for scored, grown in found:
+        for number, (value, is_greedy) in zip(order, scored, strict=False):
+            assert (value, is_greedy) == (pytest.approx(expected[number][0], rel=1e-5), expected[number][1])
+        assert grown == [texts[i] for i in prompt_order[: len(grown)]]
+
+
+def test_samples_come_from_the_seed_and_the_text_alone(params: Params, config: ModelConfig, tokenizer: Tokenizer, special: SpecialTokens):
+    def ask(seed: int, contexts: Sequence[str], **settings: Any) -> list[str]:
+        sampling = {"until": [], "max_gen_toks": 6, "do_sample": True, "temperature": 1.0, **settings}
+        model = JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special, seed=seed)
+        return model.generate_until(instances("generate_until", [(context, sampling) for context in contexts]))
+
+    one, two, again = ask(0, ["bace", "mo", "bace"])
+    assert len({one, two, again}) == 3
+    assert ask(0, ["mo", "bace", "pare", "bace"]) == [two, one, ask(0, ["pare"])[0], again]
+    assert ask(1, ["bace"]) != [one]
+    greedy = ask(0, ["bace"], do_sample=False, temperature=0.0)
+    assert ask(0, ["bace"], top_k=1) == ask(0, ["bace"], top_p=1e-6) == ask(0, ["bace"], temperature=1e-4) == greedy != [one]
+
+
+def test_contexts_begin_with_one_begin_token_and_lose_their_beginning_for_what_is_asked(model: JaxLanguageModel, greedy: Greedy):
+    long = "ha ke li " * 40
+    [answer] = model.generate_until(instances("generate_until", [(long, {"max_gen_toks": model.config.seq_len - 1})]))
+    tokens = greedy(long, model.config.seq_len - 1)
+    assert answer == model.tokenizer.decode(tokens[: tokens.index(1)] if 1 in tokens else tokens)
+    with pytest.raises(ConfigError, match=r"room for a context in the model's seq_len of 48 tokens, found 256 in"):
+        model.generate_until(instances("generate_until", [(long, {"until": ["\n"]})]))
+    ids = model.tokenizer.encode("bace dido").ids
+    assert model.tok_encode("bace dido") == model.tok_encode("<|begin_of_text|>bace dido") == [0, *ids]
+    assert model.tok_encode("bace dido", add_special_tokens=False) == ids
+    assert model.tok_encode("") == [0]
+    assert model.prefix_token_id == 0
+    model.begins_texts = False
+    assert model.tok_encode("bace dido") == ids
+    assert model.tok_encode("bace dido", add_special_tokens=True) == [0, *ids]
+
+
+def test_lm_evals_cache_is_refused_for_it_knows_no_model(model: JaxLanguageModel, tmp_path: Path):
+    pytest.importorskip("sqlitedict", reason="lm-eval's cache needs sqlitedict")
+    with pytest.raises(ConfigError, match="do not name the model"):
+        CachingLM(model, str(tmp_path / "cache.db"))
+
+
+@pytest.mark.parametrize(("settings", "expected"), [
+    ({}, Generation((), 256, module.Sampling())),
+    ({"until": "\n", "max_gen_toks": 4, "do_sample": False, "temperature": 0.7}, Generation(("\n",), 4, module.Sampling())),
+    ({"until": ["a", ""], "max_tokens": 9, "max_new_tokens": 3}, Generation(("a",), 3, module.Sampling())),
+    ({"do_sample": True}, Generation((), 256, module.Sampling(1.0))),
+    ({"temperature": 0.5, "top_k": 3, "top_p": 0.9}, Generation((), 256, module.Sampling(0.5, 3, 0.9))),
+])  # fmt: skip
+def test_what_a_benchmark_asks_for(settings: dict[str, Any], expected: Generation):
+    assert read_generation(settings) == expected
+
+
+def test_what_cannot_be_done_and_answers_that_are_no_numbers_are_refused():
+    below: dict[str, Any] = {"temperature": -1.0, "do_sample": True}
+    asked = ({"num_beams": 4}, {"max_gen_toks": 0}, below, {"top_p": 1.5})
+    said = ("found num_beams", "one new token at least", "temperature of 0 or more", "top_p above 0")
+    for settings, words in zip(asked, said, strict=True):
+        with pytest.raises(ConfigError, match=words):
+            read_generation(settings)
+    assert module.check_finite(-3.0, 0, ["a"]) == -3.0
+    for value in (float("nan"), float("-inf")):
+        with pytest.raises(EvaluationError, match=r"request 7 \('a' → '…x+'\)"):
+            module.check_finite(value, 7, ["a", "x" * 100])
+    assert module.name_request(2, ["a\nb"]) == r"request 2 ('a\nb')"

@@ -20,7 +20,7 @@ from phasewise.tasks.training.launchers import LocalLauncher
 from phasewise.tasks.training.run_identity import extend_run, finished_result, is_begun, last_saved_step, why_not_extended
 from phasewise.tasks.training.time_breakdown import read_attempts, read_time_breakdown
 from phasewise.trainer.base.errors import ExitCode, StorageError, TrainingDiverged, TrainingError, VerdictError
-from phasewise.trainer.base.identity import read_sealed, write_sealed
+from phasewise.trainer.base.identity import digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, append_event, read_events
 from phasewise.trainer.config import Execution, LearningRateSegment, Mesh, RunConfig
 from phasewise.trainer.metrics import Row, read_metrics
@@ -74,12 +74,16 @@ class Trained:
 @pytest.fixture(scope="module")
 def trained(build_run: BuildRun) -> Trained:
     run, said, started = build_run("plain"), list[Row](), time.monotonic()
-    result = launch_trainer(run, said.extend)
+    band = {name: [value] * STEPS for name, value in (("low", 0.1), ("mean", 3.0), ("high", 100.0))}
+    forecast = {"run_digest": run.digest, "patience_updates": 5, "earlier_phases": 8, **band}
+    result = launch_trainer(run, said.extend, forecast=forecast)
     return Trained(run, result, said, time.monotonic() - started)
 
 
 def test_a_run_ends_with_its_result_and_is_not_trained_again(trained: Trained, monkeypatch: Patch):
     output = Path(trained.run.output)
+    [forecast] = read_events(output)
+    assert forecast["text"] == f"loss of 3 forecast for the end, sha256 {digest_of_json(read_sealed(output / 'forecast.json'))}"
     assert trained.result == read_sealed(output / "result.json") == finished_result(trained.run)
     assert trained.result["run_digest"] == trained.run.digest
     assert [row["step"] for row in trained.said] == list(range(1, STEPS + 1))

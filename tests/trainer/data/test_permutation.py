@@ -1,6 +1,7 @@
 import itertools
 from collections import Counter, defaultdict
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -16,7 +17,7 @@ def permute(kind: Kind, indices: np.ndarray, *, length: int, key: int) -> np.nda
     return Permutation(kind, length=length, key=key)(indices)
 
 
-KINDS: tuple[Kind, ...] = ("linear", "feistel", "feistel_levanter")
+KINDS: tuple[Kind, ...] = ("linear", "linear_levanter", "feistel", "feistel_levanter")
 keys = st.integers(0, 2**64 - 1)
 
 PROBED_LENGTHS = (2**15, 2**20, 786_432, 10**9 + 7, 2**33 + 5)
@@ -126,6 +127,23 @@ def test_feistel_levanter_is_levanter_s(length: int):
         assert permute("feistel_levanter", indices, length=length, key=seed).tolist() == expected
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 12, 1000, 2**20, 30030 * 3000, 94_906_265])
+def test_linear_levanter_is_levanter_s_for_the_same_key(length: int):
+    """Levanter's rules with its own types: NumPy multiplies the drawn int64 and an unsigned index in float64."""
+    for number in (0, 7):
+        seed = jax.random.randint(jax.random.fold_in(jax.random.key(number), 3), (), 0, 2**30).item()
+        generator = np.random.Generator(np.random.PCG64(seed))
+        a, b = np.int64(1), np.int64(0)
+        while length > 1:
+            a = generator.integers(1, length)
+            if np.gcd(a, length) == 1:
+                b = generator.integers(0, length)
+                break
+        indices = np.unique([0, length - 1, *np.random.default_rng(1).integers(0, length, 200)])
+        expected = [int((a * np.array(index).astype(np.uint64) + b) % length) for index in indices]
+        assert permute("linear_levanter", indices, length=length, key=seed).tolist() == expected
+
+
 @pytest.mark.parametrize("length", PROBED_LENGTHS)
 def test_feistel_cannot_be_distinguished_from_random(length: int):
     p_values: dict[str, list[float]] = defaultdict(list)
@@ -159,7 +177,7 @@ def test_keys_depend_on_every_part_and_on_where_it_ends():
 
 
 def test_the_orders_are_those_of_their_versions():
-    assert PERMUTATION_VERSIONS == {"linear": 1, "feistel": 2, "feistel_levanter": 1}
+    assert PERMUTATION_VERSIONS == {"linear": 1, "linear_levanter": 1, "feistel": 2, "feistel_levanter": 1}
     assert derive_key("component", 0, "books", 0) == 7911865551608456141
     indices = np.arange(5)
     assert permute("linear", indices, length=1000, key=1).tolist() == [887, 138, 389, 640, 891]
@@ -167,4 +185,5 @@ def test_the_orders_are_those_of_their_versions():
     assert permute("feistel", indices, length=10**6, key=1).tolist() == [318030, 280833, 989936, 243193, 967839]
     assert permute("feistel_levanter", indices, length=10**6, key=1).tolist() == [391952, 358128, 885168, 949552, 371440]
     distant = {kind: int(permute(kind, np.array(2**39), length=2**40, key=2**63)) for kind in KINDS}
+    assert distant.pop("linear_levanter") == 106050795364
     assert distant == {"linear": 445117168372, "feistel": 1029002464395, "feistel_levanter": 22177216250}
