@@ -43,10 +43,8 @@ FLOWS: dict[Kind, FlowPlace] = {
     "search-mixture": FlowPlace("search_mixture", LOCAL, TRAINING_QUEUE, "training"),
 }
 TOKEN_UNITS = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
-START = "0 · start here"
-"""Name of the deployment whose description is the start page in Prefect's UI."""
-PAGE = "PHASEWISE_PAGE"
-"""Placeholder of the page's address in descriptions."""
+START = "0 · start here"  # name of the deployment whose description is the start page in Prefect's UI
+PAGE = "PHASEWISE_PAGE"  # placeholder of the page's address in descriptions
 REFUSED = "refused by design"
 _WAITS = "It waits until the parent has passed its gate. It does not repeat finished work."
 

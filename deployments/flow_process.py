@@ -20,8 +20,7 @@ from phasewise.tasks.locks import AlreadyHeld
 from phasewise.tasks.progress import LOGGER
 from phasewise.trainer.process.child_process import collect_rarely, stop_seconds
 
-REPORT_SECONDS = 10.0
-"""Time to report the end, after the trainer's time to save."""
+REPORT_SECONDS = 10.0  # time to report the end, after the trainer's time to save
 
 
 def main() -> None:

@@ -40,10 +40,8 @@ RUN_MODULE = "phasewise.deployments.flow_process"
 RETRY_SECONDS, LOOK_SECONDS, SWEEP_SECONDS = 2.0, 1.0, 5.0
 SWEEPS_A_SCHEDULE = 3
 """Missed and waiting runs are looked for in one of so many sweeps. A phase wakes the runs that wait for it at its end."""
-REPORT_SECONDS = 10.0
-"""Time for a stopped flow run to report its end, after the time to save."""
-OTHERS_RARER = 2
-"""Workers of the other pools poll less often than the worker of the first."""
+REPORT_SECONDS = 10.0  # time for a stopped flow run to report its end, after the time to save
+OTHERS_RARER = 2  # workers of the other pools poll less often than the worker of the first
 
 
 async def work(on_started: Callable[[], None], supervision: "asyncio.Task[None] | None" = None) -> None:

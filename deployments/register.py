@@ -13,8 +13,7 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.process.child_process import python_command
 
 PAGE = 200
-SETTING = r"^(([a-z0-9-]+|\*)\.)?[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*=.+$"
-"""PHASE.NAME=VALUE, NAME=VALUE or *.NAME=VALUE."""
+SETTING = r"^(([a-z0-9-]+|\*)\.)?[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*=.+$"  # PHASE.NAME=VALUE, NAME=VALUE or *.NAME=VALUE
 TITLES = {"up_to": "Up to phase", "average_of": "Average of", "dtype": "Type of the numbers"}
 AUTOMATION = "phasewise: a phase is refused or waits for a person"
 VARIABLE = "phasewise_notify"

@@ -14,10 +14,8 @@ from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import PhasewiseError
 from phasewise.trainer.process.child_process import ending_with_reason, python_command
 
-TOKEN_VARIABLE = "PHASEWISE_SITE_TOKEN"
-"""The secret that readers give."""
-URL_VARIABLE = "PHASEWISE_SITE_URL"
-"""The URL of the page, for links in the artifacts of flows."""
+TOKEN_VARIABLE = "PHASEWISE_SITE_TOKEN"  # the secret that readers give
+URL_VARIABLE = "PHASEWISE_SITE_URL"  # the URL of the page, for links in the artifacts of flows
 LOG_NAME = "site.log"
 STOP_SECONDS = 5.0
 PORTS_TRIED = 20

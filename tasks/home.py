@@ -17,8 +17,7 @@ from phasewise.trainer.base.identity import digest_of_bytes, digest_of_json
 from phasewise.trainer.base.storage import as_path, file_system_of, warn_undeleted
 
 DEFAULT_HOME = "./.phasewise"
-TRIAL = "-trial-"
-"""Between the name of a phase and the digest of its settings, in the folder names of a trial."""
+TRIAL = "-trial-"  # between the name of a phase and the digest of its settings, in the folder names of a trial
 SCRATCH_VARIABLE = "PHASEWISE_SCRATCH"
 """The folder on this machine for the working folders of homes on stores; by default the user's cache folder."""
 PROBE = f".probe-{uuid.uuid4().hex}"  # one name per process: if the store forbids deletion, at most one probe per process remains

@@ -26,12 +26,10 @@ from phasewise.trainer.base.storage import is_locked, parse_json, read_json, wri
 from phasewise.trainer.base.wording import about
 
 LOCK_SUFFIX = ".lock"
-RECENT_BYTES = 2**16
-"""End of the metrics that gives step and speed."""
+RECENT_BYTES = 2**16  # end of the metrics that gives step and speed
 SIGN_SECONDS = 1.0
 """A process at work touches its stage this often. The last time ends the stage of a killed process in the log."""
-CUT_SHORT = "interrupted"
-"""Reason of a line in the log that ends a stage without the end of its work."""
+CUT_SHORT = "interrupted"  # reason of a line in the log that ends a stage without the end of its work
 
 
 class State(StrEnum):
@@ -53,11 +51,9 @@ class State(StrEnum):
     OUTDATED = "outdated"
 
 
-AT_WORK = tuple(State)[3:9]
-"""States of a phase with a live process."""
+AT_WORK = tuple(State)[3:9]  # states of a phase with a live process
 PENDING = (*AT_WORK, State.QUEUED, State.WAITS_FOR_PARENT)
-JUDGED = (State.DONE, State.REFUSED, State.WAITS_FOR_PERSON)
-"""States that the results decide, also if a parent is trained again."""
+JUDGED = (State.DONE, State.REFUSED, State.WAITS_FOR_PERSON)  # states that the results decide, also if a parent is trained again
 
 
 class Stage(Frozen):

@@ -13,8 +13,7 @@ from phasewise.trainer.config import LearningRateSegment, Smebu, StatePart, valu
 CARRIED = "carried"
 MAX_NAMED = 4
 EACH_ONCE = "each row once an epoch"
-BALANCING = {"balancing", "sequence_loss"}
-"""The fields of `Experts` that change no weight's shape."""
+BALANCING = {"balancing", "sequence_loss"}  # the fields of `Experts` that change no weight's shape
 NOT_ARCHITECTURE: dict[str, Any] = {"rope": True, "seq_len": True, "experts": BALANCING}
 DIGEST = re.compile("[0-9a-f]{64}")
 COMPARED_STABILITY: tuple[Change, ...] = ("z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step")
@@ -97,22 +96,16 @@ def changes_between(
             parent.model.model_dump(mode="json", exclude=NOT_ARCHITECTURE),
             phase.model.model_dump(mode="json", exclude=NOT_ARCHITECTURE),
         ),
-        "rope": (parent.model.rope, phase.model.rope),
-        "seq_len": (parent.model.seq_len, phase.model.seq_len),
-        "batch": batches,
-        "schedule": (_shape(last), _shape(first)),
-        "optimizer": (parent.optimizer, phase.optimizer),
+        "rope": (parent.model.rope, phase.model.rope), "seq_len": (parent.model.seq_len, phase.model.seq_len), "batch": batches,
+        "schedule": (_shape(last), _shape(first)), "optimizer": (parent.optimizer, phase.optimizer),
         "optimizer_state": ({"optimizer": CARRIED, "windows": CARRIED}, {"optimizer": optimizer_state, "windows": windows}),
-        "mixture": (parent.mixture.at(before), phase.mixture.at(after)),
-        "order": (parent.order, phase.order),
-        "packing": (parent.packing, phase.packing),
-        "loss_on": (parent.loss_on, phase.loss_on),
+        "mixture": (parent.mixture.at(before), phase.mixture.at(after)), "order": (parent.order, phase.order),
+        "packing": (parent.packing, phase.packing), "loss_on": (parent.loss_on, phase.loss_on),
         "coverage": (EACH_ONCE, coverage if again else EACH_ONCE),
         "ema": (CARRIED, ema_state) if ema_before == ema_after else (ema_before, ema_after),
         **{name: (getattr(parent.stability, name).at(before), getattr(phase.stability, name).at(after)) for name in COMPARED_STABILITY},
-        "slice": (parent.slice.at(before), phase.slice.at(after)),
-        "balancing": balancing,
-    }
+        "slice": (parent.slice.at(before), phase.slice.at(after)), "balancing": balancing,
+    }  # fmt: skip
     found: dict[Change, tuple[object, object]] = {name: pair for name, pair in compared.items() if pair[0] != pair[1]}
     if abs(rate_after - rate_before) > 0.01 * max(rate_before, rate_after):
         found["learning_rate"] = (rate_before, rate_after)

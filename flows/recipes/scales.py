@@ -38,6 +38,7 @@ from phasewise.trainer.config import (
 
 T = TypeVar("T")
 S = TypeVar("S")
+AnyLimit = TypeVar("AnyLimit", bound=RollingLimit)
 STEPS, BATCH, LENGTH, MAX_LONGER = 1000, 512, 32, 8
 D_MODEL, NUM_LAYERS, NUM_QUERY_HEADS, VOCAB_SIZE = 128, 2, 4, 4096
 SPARSE_LAYERS, NUM_EXPERTS, NUM_ACTIVE, MIN_D_EXPERT = 8, 8, 2, 32
@@ -147,12 +148,12 @@ def scaled_phase(phase: Phase, scaling: Scaling, *, keep_steps: tuple[int, ...] 
     """A phase by the rules of every scale. `keep_steps` have permanent checkpoints, and `fields` follow the rules of one scale."""
     axis, stability = scaling.axis, phase.stability
 
-    def window(limit: RollingLimit | None) -> RollingLimit | None:
+    def window(limit: AnyLimit | None) -> AnyLimit | None:
         if limit is None:
             return None
         steps = min(limit.window, scaling.max_window)
         samples = max(MIN_WINDOW_SAMPLES, round(limit.min_samples * steps / limit.window))
-        return RollingLimit(window=steps, min_samples=samples, sigmas=limit.sigmas)
+        return limit.but(window=steps, min_samples=samples)
 
     def ema(decay: float | None) -> float | None:
         return None if decay is None else 1 - 1 / max(scaling.min_ema_steps, 1 / (1 - decay) / axis.divisor)

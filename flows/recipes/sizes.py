@@ -8,8 +8,7 @@ from phasewise.trainer.config import ModelConfig
 
 WIDTH_STEPS, FEED_FORWARD_STEP, EXPERT_STEP = (256, 128), 128, 32
 """Widths are whole tiles. Steps of 256 give an even number of heads. Steps of 128 are used if no width of 256 reaches the size."""
-MAX_DISTANCE = 0.1
-"""Largest relative distance of a model from its target size."""
+MAX_DISTANCE = 0.1  # largest relative distance of a model from its target size
 
 
 class Shape(NamedTuple):

@@ -114,8 +114,7 @@ def _text_key(path: Path) -> str:
 MAX_LINES = 60
 WARM_UP_STEPS, STEPS, WARM_UP_TO = 100, 150, 10
 ALL, BETTER = {"all": 100.0}, {"all": 50.0, "best": 50.0}
-Values = dict[str, tuple[str, Any]]
-"""Setting of a phase → its source text and its value."""
+Values = dict[str, tuple[str, Any]]  # setting of a phase → its source text and its value
 TEXTS = Path(__file__).with_suffix(".yaml")
 
 

@@ -44,6 +44,7 @@ from phasewise.trainer.config import (
     RollingLimit,
     Rope,
     SignBalancing,
+    SkipLimit,
     Smebu,
     Stability,
     Steps,
@@ -78,23 +79,11 @@ def llama(
         fields: other fields of `ModelConfig`, such as `qk_norm`, `tied_head`, `sliding_window`."""
     heads = num_query_heads or (d_model // head_dim if head_dim else 4)
     settings: dict[str, Any] = {
-        "rms_norm_epsilon": 1e-5,
-        "initializer_std": 0.02,
-        "qk_norm": False,
-        "tied_head": False,
-        "sliding_window": None,
-        "float32_attention": False,
-        "vocab_size": vocab_size,
-        "seq_len": seq_len,
-        "num_layers": num_layers,
-        "d_model": d_model,
-        "d_ff": d_ff or round(3.5 * d_model),
-        "num_query_heads": heads,
-        "num_kv_heads": num_kv_heads or heads,
-        "head_dim": head_dim or d_model // heads,
-        "rope": rope or Rope(theta=10_000, scaling=None),
-        "compute_dtype": compute_dtype,
-    }
+        "rms_norm_epsilon": 1e-5, "initializer_std": 0.02, "qk_norm": False, "tied_head": False, "sliding_window": None,
+        "float32_attention": False, "vocab_size": vocab_size, "seq_len": seq_len, "num_layers": num_layers, "d_model": d_model,
+        "d_ff": d_ff or round(3.5 * d_model), "num_query_heads": heads, "num_kv_heads": num_kv_heads or heads,
+        "head_dim": head_dim or d_model // heads, "rope": rope or Rope(theta=10_000, scaling=None), "compute_dtype": compute_dtype,
+    }  # fmt: skip
     return ModelConfig.model_validate(settings | fields)
 
 
@@ -194,78 +183,14 @@ def wsd_s(*, stop_step: int, cycle: int, decay: int, warmup: int, peak: float, f
 
 
 __all__ = [
-    "AcceptedWarning",
-    "AdamC",
-    "AdamW",
-    "AnswerColumn",
-    "CheckpointPolicy",
-    "Conversation",
-    "DataLimits",
-    "DataOrder",
-    "EvaluationSettings",
-    "ExecutionSettings",
-    "Experts",
-    "FieldFilter",
-    "Filter",
-    "FromScratch",
-    "GateLimits",
-    "Gates",
-    "GraftFrom",
-    "HandOff",
-    "HealthLimits",
-    "Instrumentation",
-    "LeakageLimits",
-    "LearningRateSegment",
-    "LengthBias",
-    "Llama3RopeScaling",
-    "Mesh",
-    "MixtureShares",
-    "ModelConfig",
-    "Muon",
-    "NAdamW",
-    "Optimizer",
-    "OrderLimits",
-    "Phase",
-    "Pin",
-    "Pretrained",
-    "Recipe",
-    "RollingLimit",
-    "Rope",
-    "SignBalancing",
-    "Smebu",
-    "Source",
-    "Stability",
-    "Steps",
-    "TextFilter",
-    "Tokenizer",
-    "adamc",
-    "adamw",
-    "afmoe",
-    "always",
-    "chat_template",
-    "checkpoints",
-    "constant",
-    "continued",
-    "cooldown",
-    "cosine",
-    "evaluated",
-    "first_phase",
-    "from_scratch",
-    "gates",
-    "inverse",
-    "like",
-    "linear",
-    "llama",
-    "muon",
-    "nadamw",
-    "order",
-    "pretrained",
-    "qwen",
-    "stability",
-    "text",
-    "tokenizer_of",
-    "wsd",
-    "wsd_s",
+    "AcceptedWarning", "AdamC", "AdamW", "AnswerColumn", "CheckpointPolicy", "Conversation", "DataLimits", "DataOrder",
+    "EvaluationSettings", "ExecutionSettings", "Experts", "FieldFilter", "Filter", "FromScratch", "GateLimits", "Gates", "GraftFrom",
+    "HandOff", "HealthLimits", "Instrumentation", "LeakageLimits", "LearningRateSegment", "LengthBias", "Llama3RopeScaling", "Mesh",
+    "MixtureShares", "ModelConfig", "Muon", "NAdamW", "Optimizer", "OrderLimits", "Phase", "Pin", "Pretrained", "Recipe", "RollingLimit",
+    "Rope", "SignBalancing", "SkipLimit", "Smebu", "Source", "Stability", "Steps", "TextFilter", "Tokenizer", "adamc", "adamw", "afmoe",
+    "always", "chat_template", "checkpoints", "constant", "continued", "cooldown", "cosine", "evaluated", "first_phase", "from_scratch",
+    "gates", "inverse", "like", "linear", "llama", "muon", "nadamw", "order", "pretrained", "qwen", "stability", "text", "tokenizer_of",
+    "wsd", "wsd_s",
 ]  # fmt: skip
 
 LEAKAGE = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
@@ -275,12 +200,9 @@ HEALTH = HealthLimits(
     max_ema_gap=0.2, max_data_share=0.1,
 )  # fmt: skip
 WITHOUT_AVERAGE = HEALTH.but(max_ema_gap=None)
-FLOOR_ERROR_RATE = 0.01
-"""Share of models without any knowledge of a benchmark that may pass it."""
-ANSWER_ERROR_RATE = 0.01
-"""Share of checkpoints without the required answer gain that may pass."""
-FALSE_REFUSAL_RATE = 0.05
-"""Share of checkpoints as good as their parent that all benchmarks together may reject."""
+FLOOR_ERROR_RATE = 0.01  # share of models without any knowledge of a benchmark that may pass it
+ANSWER_ERROR_RATE = 0.01  # share of checkpoints without the required answer gain that may pass
+FALSE_REFUSAL_RATE = 0.05  # share of checkpoints as good as their parent that all benchmarks together may reject
 MAX_SCORE_FALL = 0.01
 """One point. Marin continued after smaller losses: MMLU .653 → .651 in Jellyfish's dessert (Marin 8B retrospective)."""
 MAX_SCORE_RISE = 0.25
@@ -335,7 +257,7 @@ def stability(
     max_grad_norm: Steps[float | None] | None = None,
     max_update_rms: Steps[float | None] | None = None,
     max_update_norm: Steps[RollingLimit | None] | None = None,
-    skip_step: RollingLimit | None = None,
+    skip_step: RollingLimit | SkipLimit | None = None,
 ) -> Stability:
     """Limits and regularisation of a run. By default, gradients are clipped at norm 1, and all other settings are off.
 
@@ -345,7 +267,7 @@ def stability(
         max_grad_norm=max_grad_norm or always(1.0),
         max_update_rms=max_update_rms or always(None),
         max_update_norm=max_update_norm or always(None),
-        skip_step=always(skip_step),
+        skip_step=always(None if skip_step is None else SkipLimit(**skip_step.model_dump())),
         z_loss=always(z_loss),
         ema_decay=always(ema),
     )

@@ -13,8 +13,7 @@ from typing import Any, ParamSpec
 from phasewise.trainer.config import LearningRateSegment
 
 P = ParamSpec("P")
-BOUNDARIES = ("start_step", "end_step", "stop_step")
-"""Arguments of schedules and fields of segments that are steps of the lineage."""
+BOUNDARIES = ("start_step", "end_step", "stop_step")  # arguments of schedules and fields of segments that are steps of the lineage
 
 
 @dataclass(frozen=True, eq=False)

@@ -162,15 +162,10 @@ def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
         start |= {"fresh": [part for part in phase.state_parts if part != "qk_norm"], "declares": source.pop("declares"), **source}
     own = ("name", "start_step", "stop_step", "branch", "abandoned", "schedule_goes_on", "tokens")
     return {
-        **{name: getattr(phase, name) for name in own},
-        "lineage_tokens": recipe.tokens_before(phase, phase.stop_step),
-        "parameters": count_parameters(phase.model),
-        "active_parameters": count_active_parameters(phase.model),
-        "model": plain(phase.model),
-        "learning_rate": [plain(segment) for segment in phase.learning_rate],
-        "batch": entries(phase.batch),
-        "mixture": entries(phase.mixture),
-        "optimizer": plain(phase.optimizer),
+        **{name: getattr(phase, name) for name in own}, "lineage_tokens": recipe.tokens_before(phase, phase.stop_step),
+        "parameters": count_parameters(phase.model), "active_parameters": count_active_parameters(phase.model),
+        "model": plain(phase.model), "learning_rate": [plain(segment) for segment in phase.learning_rate], "batch": entries(phase.batch),
+        "mixture": entries(phase.mixture), "optimizer": plain(phase.optimizer),
         "stability": {name: entries(values) for name, values in phase.stability},
         **{name: plain(getattr(phase, name)) for name in ("order", "packing", "loss_on")},
         "length_bias": {name: plain(bias) for name, bias in recipe.length_bias.items() if name in phase.components},
@@ -178,11 +173,9 @@ def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
         **{
             name: plain(getattr(phase, name)) for name in ("checkpoints", "evaluation", "gates", "recovery", "instrumentation", "execution")
         },
-        "start": start,
-        "changes": describe_changes(recipe, phase),
-        "discrepancies": [plain(discrepancy) for discrepancy in phase.discrepancies],
-        "notes": [plain(note) for note in phase.notes],
-    }
+        "start": start, "changes": describe_changes(recipe, phase),
+        "discrepancies": [plain(discrepancy) for discrepancy in phase.discrepancies], "notes": [plain(note) for note in phase.notes],
+    }  # fmt: skip
 
 
 def describe_step(recipe: Recipe, phase: Phase, step: int) -> dict[str, Any]:

@@ -169,13 +169,11 @@ def groups_of(phase: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, Val
         },
         "model": words.describe_model(phase),
         "tokenizer": {"name": tokenizer["name"] or "trained on the recipe's own training split", "entries": f"{tokenizer['vocab_size']:,}"},
-        "optimizer": _settings(phase["optimizer"]),
-        "learning rate": rates,
+        "optimizer": _settings(phase["optimizer"]), "learning rate": rates,
         "batch": {f"from {step:,}": f"{size:,} sequences of {phase['model']['seq_len']:,} tokens" for step, size in phase["batch"]},
         "mixture": {f"from {step:,}": words.shares(mixture) for step, mixture in phase["mixture"]},
         "stability": {name.replace("_", " "): words.by_steps(entries) for name, entries in phase["stability"].items()},
-        "recovery": _settings(phase["recovery"] or {"action": "stop"}),
-        "order": _settings(phase["order"]),
+        "recovery": _settings(phase["recovery"] or {"action": "stop"}), "order": _settings(phase["order"]),
         "rows": {"packing": words.PACKING_WORDS[phase["packing"]], "loss on": words.LOSS_WORDS[phase["loss_on"]]},
         "documents taken by their length": {name: words.bias_in_words(bias) for name, bias in phase["length_bias"].items()},
         "checkpoints": _settings(phase["checkpoints"]),
@@ -187,7 +185,7 @@ def groups_of(phase: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, Val
         f"changed against {start['parent'] or 'nothing'}": {
             one["what"].replace("_", " "): change_in_words(one["before"], one["after"]) for one in phase["changes"]
         },
-    }
+    }  # fmt: skip
 
 
 def print_step(phase: dict[str, Any], console: Console) -> None:

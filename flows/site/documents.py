@@ -22,8 +22,7 @@ from phasewise.validations.reevaluate import cells_of, numeric_columns
 from phasewise.validations.verdict import Verdict
 
 PAGE_ROWS = 100
-MAX_COLUMNS, MAX_CELL = 7, 48
-"""More columns, and columns with longer cells, are folded: a table fits 1,100 pixels."""
+MAX_COLUMNS, MAX_CELL = 7, 48  # more columns, and columns with longer cells, are folded: a table fits 1,100 pixels
 MAX_FILTER = 200
 
 
@@ -146,8 +145,7 @@ def _shown(name: str, frame: Any, asked: Asked, telling: str | None) -> Evidence
 
 DOCUMENTS_PER_PAGE, MAX_CHARACTERS, CONTEXT_BYTES = 20, 2_000, 240
 MAX_PAIRS, MAX_SAMPLES = 5, 50
-MAX_ITEMS_BYTES = 2**26
-"""Larger files of test items are not read: a page shows only the text of the document."""
+MAX_ITEMS_BYTES = 2**26  # larger files of test items are not read: a page shows only the text of the document
 FIELDS: dict[str, str] = {
     **dict.fromkeys(("caches", "leakage", "leaked_items"), "sources.{component}.exclude"),
     "differences": "sources.{component}",

@@ -17,8 +17,7 @@ from phasewise.tasks.report.html import static_files
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import write_json
 
-MARKER = "-/site.json"
-"""File that marks an exported site."""
+MARKER = "-/site.json"  # file that marks an exported site
 
 
 def write_site(site: Site, folder: Path) -> dict[str, Any]:

@@ -33,8 +33,7 @@ GATES: tuple[Gate, ...] = ("data", "health", "model")
 SCALES = ("proxy", "130m", "370m", "1b", "3b", "full", "own")
 STATIC, DOCS, REPORT, EVIDENCE, EXPERIMENT = "-/static", "-/docs", "-/report", "-/evidence", "-/experiment"
 """Folders of files. No recipe has the name `-`."""
-COMPARISON = "compare/{}/with/{}"
-"""Path of an exported comparison of a phase with its parent."""
+COMPARISON = "compare/{}/with/{}"  # path of an exported comparison of a phase with its parent
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -91,8 +90,7 @@ class Links:
 
 T = TypeVar("T")
 QUESTION = "recovery"
-STORE_SECONDS = 10.0
-"""The page asks a store at most this often for the work on a phase."""
+STORE_SECONDS = 10.0  # the page asks a store at most this often for the work on a phase
 MAX_KEPT = 4000
 
 

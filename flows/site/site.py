@@ -31,8 +31,7 @@ UNKNOWN = (
     "This installation lacks the recipe, so states come only from files. The current sources, code and limits are not checked against them."
 )
 RECHECK_SECONDS = 10.0
-FORMS_SECONDS = 60.0
-"""The page asks Prefect at most this often for its deployments."""
+FORMS_SECONDS = 60.0  # the page asks Prefect at most this often for its deployments
 
 
 KINDS: dict[State, Kind] = {

@@ -145,20 +145,11 @@ def phase_summary(record: PhaseRecord, shared: Sequence[Component] = ()) -> dict
     if record.state == State.DONE:
         standing = f"let pass by {' and '.join(deciders)}" if deciders else counts.standing_words
     return {
-        "name": phase.name,
-        "start_step": phase.start_step,
-        "stop_step": phase.stop_step,
-        "steps": phase.stop_step - phase.start_step,
+        "name": phase.name, "start_step": phase.start_step, "stop_step": phase.stop_step, "steps": phase.stop_step - phase.start_step,
         "tokens": result.get("tokens", phase.tokens) if result.get("passed_over") else phase.tokens,
-        "passed_over": result.get("passed_over", []),
-        "learning_rate": turns_of(phase.learning_rate, phase.start_step, phase.stop_step),
-        "final_loss": result.get("final_loss"),
-        "bits_per_byte": bits_per_byte,
-        "ema_bits_per_byte": ema_bits_per_byte,
-        "state": record.state,
-        "verdict": VERDICT_WORDS.get(record.state),
-        "standing": standing,
-        "checks": counts.model_dump(),
+        "passed_over": result.get("passed_over", []), "learning_rate": turns_of(phase.learning_rate, phase.start_step, phase.stop_step),
+        "final_loss": result.get("final_loss"), "bits_per_byte": bits_per_byte, "ema_bits_per_byte": ema_bits_per_byte,
+        "state": record.state, "verdict": VERDICT_WORDS.get(record.state), "standing": standing, "checks": counts.model_dump(),
         "verdicts": [
             {
                 "subject": verdict.subject,
@@ -168,9 +159,8 @@ def phase_summary(record: PhaseRecord, shared: Sequence[Component] = ()) -> dict
             }
             for verdict, ruling in zip(record.verdicts, record.rulings, strict=True)
         ],
-        "checkpoint": result.get("checkpoint"),
-        "params_digest": result.get("params_digest"),
-    }
+        "checkpoint": result.get("checkpoint"), "params_digest": result.get("params_digest"),
+    }  # fmt: skip
 
 
 def run_summary(resolved: Resolved) -> dict[str, Any]:

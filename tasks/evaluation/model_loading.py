@@ -176,8 +176,7 @@ def _manifests(named: str, checkpoint: Path, home: Path | None) -> Iterator[tupl
 
 
 MAX_TOKENS, MAX_PASSAGES = 15, 5
-BEFORE, AFTER = 24, 8
-"""Shown tokens before and after the token of a passage."""
+BEFORE, AFTER = 24, 8  # shown tokens before and after the token of a passage
 
 
 class Model(NamedTuple):

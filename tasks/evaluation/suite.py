@@ -208,24 +208,16 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
     setting = harness.read_setting(found.found, found.tasks, filter_name=definition.filter, precision=model.config.compute_dtype)
     cut = {"contexts": model.num_cut_contexts - before[1], "of": model.num_contexts - before[0]}
     result = {
-        **_row(definition, asked),
-        "value": float(np.mean(values)),
-        "stderr": float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None,
-        "items": len(values),
+        **_row(definition, asked), "value": float(np.mean(values)),
+        "stderr": float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None, "items": len(values),
         "ungraded": (ungraded := sum(answer["ungraded"] for answer in answers)),
         "interval": list(score_interval(sum(values), len(values), ungraded)) if min(values) >= 0 and max(values) <= 1 else None,
-        "choice_probability": _choice_probability(answers),
-        "others": _others(found, definition),
-        "baseline": max(floor for floor in floors.values() if floor is not None),
-        "floors": floors,
-        "limit": limit,
-        "cut": cut,
+        "choice_probability": _choice_probability(answers), "others": _others(found, definition),
+        "baseline": max(floor for floor in floors.values() if floor is not None), "floors": floors, "limit": limit, "cut": cut,
         "max_new_tokens": list(found.max_new_tokens) if found.max_new_tokens else None,
-        "remarks": _remarks(definition.remark, setting, cut, limit, found.max_new_tokens, model),
-        "guarded": list(guarded),
-        "setting": setting,
-        "seconds": round(time.perf_counter() - began, 3),
-    }
+        "remarks": _remarks(definition.remark, setting, cut, limit, found.max_new_tokens, model), "guarded": list(guarded),
+        "setting": setting, "seconds": round(time.perf_counter() - began, 3),
+    }  # fmt: skip
     return cast(SuiteResult, result), answers
 
 

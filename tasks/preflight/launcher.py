@@ -158,31 +158,17 @@ def report_of(setup: Setup, where: Slice, found: Found) -> Report:
             }
         )
     report: Report = {
-        "phase": setup.phase,
-        "slice": where.name,
-        "parameters": count_parameters(setup.step.model),
-        "active_parameters": count_active_parameters(setup.step.model),
-        "chips": where.chips,
-        "devices": where.devices,
-        "hosts": where.hosts,
-        "mesh": plan.mesh_on(where).model_dump() if plan else where.mesh.model_dump(),
-        "batch_sequences": setup.step.batch_sequences,
-        "steps": setup.steps,
-        "stretches": [list(stretch) for stretch in setup.stretches],
-        "fits": plan is not None,
-        "estimated": found.estimated,
-        "remat": execution["remat"] if execution else None,
+        "phase": setup.phase, "slice": where.name, "parameters": count_parameters(setup.step.model),
+        "active_parameters": count_active_parameters(setup.step.model), "chips": where.chips, "devices": where.devices,
+        "hosts": where.hosts, "mesh": plan.mesh_on(where).model_dump() if plan else where.mesh.model_dump(),
+        "batch_sequences": setup.step.batch_sequences, "steps": setup.steps, "stretches": [list(stretch) for stretch in setup.stretches],
+        "fits": plan is not None, "estimated": found.estimated, "remat": execution["remat"] if execution else None,
         "microbatch_sequences": None if plan is None or plan.parts == 1 else setup.step.batch_sequences // plan.parts,
-        "execution": execution,
-        "plan": plan.words if plan else None,
-        "why": found.why,
-        "considered": found.considered,
-        "tried": tried,
+        "execution": execution, "plan": plan.words if plan else None, "why": found.why, "considered": found.considered, "tried": tried,
         "reason": None if plan else f"no plan fits: {'; '.join(f'{one.plan.words} {one.reason}' for one in found.tried)}",
         "gib_per_chip": {**gib, "on_host": round(memory.host / GIB, 2) if memory else None},
-        "compile_seconds": round(found.compile_seconds, 1),
-        "compiler_host_gib": round(result.host_bytes / GIB, 2) if result else None,
-    }
+        "compile_seconds": round(found.compile_seconds, 1), "compiler_host_gib": round(result.host_bytes / GIB, 2) if result else None,
+    }  # fmt: skip
     return report | (_projected(setup, where, found, plan, result) if plan and result else dict.fromkeys(UNPROJECTED))
 
 
@@ -203,28 +189,22 @@ def _projected(setup: Setup, where: Slice, found: Found, plan: Plan, result: Res
             of_axis["bytes"] += each.bytes
             of_axis["seconds"] += ici_seconds(each, mesh, where) if each.link == "ici" else 0
     return {
-        "flops_per_step": flops,
-        "flops_recomputed": again,
+        "flops_per_step": flops, "flops_recomputed": again,
         "flops_per_step_per_chip": {
             "analytic": flops / where.devices,
             "executed": (flops + again) / where.devices,
             "update": result.update_flops,
             "xla": None if result.flops_by_xla is None else result.flops_by_xla / where.devices,
         },
-        "collective_bytes": by_kind,
-        "collectives": [each.model_dump() for each in result.collectives],
+        "collective_bytes": by_kind, "collectives": [each.model_dump() for each in result.collectives],
         "all_to_all": {axis: {**of_axis, "seconds": round(of_axis["seconds"], 3)} for axis, of_axis in exchanges.items()},
-        "hbm_bytes": result.hbm_bytes,
-        "host_traffic_bytes": result.host_traffic_bytes,
+        "hbm_bytes": result.hbm_bytes, "host_traffic_bytes": result.host_traffic_bytes,
         "roofline_seconds": {**{name: to_places(value, 3) for name, value in roofline.model_dump().items()}, "binds": roofline.binds},
-        "assumed_utilisation": UTILISATION,
-        "step_seconds": to_places(seconds, 3),
-        "mfu": round(flops / where.devices / seconds / where.chip.speeds.flops, 3),
-        "tokens_per_second": round(tokens / seconds),
-        "tokens_per_day": round(tokens * DAY_SECONDS / seconds),
-        "days": to_places(setup.steps * seconds / DAY_SECONDS, 2),
+        "assumed_utilisation": UTILISATION, "step_seconds": to_places(seconds, 3),
+        "mfu": round(flops / where.devices / seconds / where.chip.speeds.flops, 3), "tokens_per_second": round(tokens / seconds),
+        "tokens_per_day": round(tokens * DAY_SECONDS / seconds), "days": to_places(setup.steps * seconds / DAY_SECONDS, 2),
         "chip_hours": to_places(setup.steps * seconds * where.chips / HOUR_SECONDS, 0),
-    }
+    }  # fmt: skip
 
 
 class Reads(Frozen):

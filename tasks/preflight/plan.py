@@ -66,6 +66,7 @@ def step_shape(phase: Any, batch_sequences: int) -> StepShape:
         clips_update_rms=bool(ever["max_update_rms"]),
         update_norm_window=next((limit.window for limit in ever["max_update_norm"]), None),
         skip_step_window=next((limit.window for limit in ever["skip_step"]), None),
+        skip_on=ever["skip_step"][0].skip_on if ever["skip_step"] else "loss_and_grad_norm",
         packing=phase.packing,
         loss_on=phase.loss_on,
     )

@@ -15,8 +15,7 @@ from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.config import CheckpointPolicy, LossEvaluation, MixtureShares, RunConfig, Steps
 from phasewise.trainer.metrics import read_metrics
 
-HELD_OUT_ROWS = 64
-"""Rows of each component that measure a proxy."""
+HELD_OUT_ROWS = 64  # rows of each component that measure a proxy
 
 
 def shortened(run: RunConfig, steps: int) -> RunConfig:

@@ -43,6 +43,7 @@ class StepShape(Frozen):
     clips_update_rms: bool
     update_norm_window: int | None
     skip_step_window: int | None
+    skip_on: config.SkipOn = "loss_and_grad_norm"
     packing: config.PackingKind = "chunk"
     loss_on: config.LossOn = "all"
 
@@ -93,8 +94,8 @@ class Result(Frozen):
 
 def run_of(step: StepShape, execution: config.Execution) -> config.RunConfig:
     """Return a run of one update without data, whose step is the phase's step. Training builds its step by the same functions."""
-    windows = step.update_norm_window, step.skip_step_window
-    limits = [None if window is None else config.RollingLimit(window=window, min_samples=2, sigmas=1.0) for window in windows]
+    windows, skip_on = (step.update_norm_window, step.skip_step_window), step.skip_on
+    limits = [None if window is None else config.SkipLimit(window=window, min_samples=2, sigmas=1.0, skip_on=skip_on) for window in windows]
     stability = config.Stability(
         max_grad_norm=config.always(1.0),
         max_update_rms=config.always(1.0 if step.clips_update_rms else None),

@@ -19,8 +19,7 @@ from scipy.special import nctdtrinc, ndtri, stdtr, stdtrit
 from phasewise.trainer.base.errors import DataError
 from phasewise.validations.evidence.proportions import CONFIDENCE, POWER, Pairs, difference_interval, holm
 
-ERROR_RATE = 0.05
-"""Chance that an experiment without a true difference shows a difference, for the family of tests."""
+ERROR_RATE = 0.05  # chance that an experiment without a true difference shows a difference, for the family of tests
 TESTED = ("low", "high", "seed_error", "item_error", "p_value", "smallest_detectable")
 
 

@@ -53,22 +53,13 @@ def cache_evidence(caches: Mapping[str, str | Path], near_copies: Mapping[str, N
         reasons = [f"{count:,} for {reason}" for reason, count in sorted(left_out.items(), key=lambda entry: -entry[1])]
         rows.append(
             {
-                "component": component,
-                "manifest_component": manifest.component,
-                "split": manifest.split,
-                "documents": manifest.documents,
-                "tokens": manifest.tokens,
-                "shards": len(manifest.shards),
-                "left_out_percent": 100 * total / max(1, total + manifest.documents),
-                "left_out": ", ".join(reasons) or "none",
-                "near_copies": near,
-                "samples_of_near_copies": name_some(samples) or "none",
-                "files_like_tests": len(like_tests),
-                "names_like_tests": name_some(like_tests),
-                "manifest_digest": manifest.digest,
-                "folder": str(as_path(folder)),
+                "component": component, "manifest_component": manifest.component, "split": manifest.split, "documents": manifest.documents,
+                "tokens": manifest.tokens, "shards": len(manifest.shards),
+                "left_out_percent": 100 * total / max(1, total + manifest.documents), "left_out": ", ".join(reasons) or "none",
+                "near_copies": near, "samples_of_near_copies": name_some(samples) or "none", "files_like_tests": len(like_tests),
+                "names_like_tests": name_some(like_tests), "manifest_digest": manifest.digest, "folder": str(as_path(folder)),
             }
-        )
+        )  # fmt: skip
     return pd.DataFrame(rows, columns=list(CACHE_COLUMNS))
 
 

@@ -98,25 +98,14 @@ def gate_evidence(evaluation: Evaluation, parent: Evaluation | None, *, floor_er
         floor = measure_floor(result)
         rows.append(
             {
-                "name": name,
-                "kind": "benchmark",
-                "value": value,
-                "stderr": _number(result["stderr"]),
-                "baseline": baseline,
-                "parent": parent_values.get(name, math.nan),
-                "has_parent": name in parent_values,
-                "margin": value - baseline,
-                "increase_bits_per_byte": math.nan,
-                "finite": is_finite and math.isfinite(value) and not math.isnan(floor.p_value),
-                **floor._asdict(),
-                "floor_p_value": floor.p_value,
-                "likelihoods": floor.likelihoods,
-                "decided_by": floor.decided_by,
-                "smallest_margin": math.nan,
-                "ungraded": (ungraded := sum(bool(answer.get("ungraded")) for answer in result["answers"])),
+                "name": name, "kind": "benchmark", "value": value, "stderr": _number(result["stderr"]), "baseline": baseline,
+                "parent": parent_values.get(name, math.nan), "has_parent": name in parent_values, "margin": value - baseline,
+                "increase_bits_per_byte": math.nan, "finite": is_finite and math.isfinite(value) and not math.isnan(floor.p_value),
+                **floor._asdict(), "floor_p_value": floor.p_value, "likelihoods": floor.likelihoods, "decided_by": floor.decided_by,
+                "smallest_margin": math.nan, "ungraded": (ungraded := sum(bool(answer.get("ungraded")) for answer in result["answers"])),
                 **dict(zip(("low", "high"), score_interval(floor.right, floor.items, ungraded), strict=True)),
             }
-        )
+        )  # fmt: skip
         if not floor_error_rate:
             continue
         level = floor_error_rate / NUM_TESTS
@@ -210,21 +199,12 @@ def answers_table(evaluation: Evaluation, limits: GateLimits) -> pd.DataFrame:
         low, high, fall = mean_test(gains, alternative="less")
         rows.append(
             {
-                "component": name,
-                "against": against or "",
-                "conversations": len(members),
-                "tokens": int(tokens.sum()),
-                "nats_per_token": float(ours.mean()),
-                "parent_nats_per_token": float(theirs.mean()),
-                "gain_nats": float(gains.mean()),
-                "low": low,
-                "high": high,
-                "limit": limit,
-                "rise_p_value": mean_test(gains, mean=limit, alternative="greater").p_value,
-                "fall_p_value": fall,
-                "judged_p_value": 0.0,
+                "component": name, "against": against or "", "conversations": len(members), "tokens": int(tokens.sum()),
+                "nats_per_token": float(ours.mean()), "parent_nats_per_token": float(theirs.mean()), "gain_nats": float(gains.mean()),
+                "low": low, "high": high, "limit": limit, "rise_p_value": mean_test(gains, mean=limit, alternative="greater").p_value,
+                "fall_p_value": fall, "judged_p_value": 0.0,
             }
-        )
+        )  # fmt: skip
     for row, adjusted in zip(rows[1:], holm([row["fall_p_value"] for row in rows[1:]]), strict=True):
         row["fall_p_value"] = adjusted
     rows[0] |= {"fall_p_value": 1.0, "judged_p_value": rows[0]["rise_p_value"]}

@@ -42,23 +42,13 @@ def packing_evidence(run: RunConfig) -> pd.DataFrame:
         targets = laid.targets_of(np.arange(laid.num_rows))
         measured.append(
             {
-                "component": name,
-                "packing": laid.rule.packing,
-                "loss_on": laid.rule.loss_on,
-                "documents": manifest.documents,
-                "rows": laid.num_rows,
-                "places": places,
-                "tokens": kept,
-                "padding_percent": _percent(places - kept, places),
-                "documents_cut": cut,
-                "documents_cut_percent": _percent(cut, manifest.documents),
-                "tokens_cut": manifest.tokens - kept,
-                "tokens_cut_percent": _percent(manifest.tokens - kept, manifest.tokens),
-                "counted_tokens": int(targets.sum()),
-                "counted_percent": _percent(int(targets.sum()), kept),
-                "rows_without_target": int((targets == 0).sum()),
+                "component": name, "packing": laid.rule.packing, "loss_on": laid.rule.loss_on, "documents": manifest.documents,
+                "rows": laid.num_rows, "places": places, "tokens": kept, "padding_percent": _percent(places - kept, places),
+                "documents_cut": cut, "documents_cut_percent": _percent(cut, manifest.documents), "tokens_cut": manifest.tokens - kept,
+                "tokens_cut_percent": _percent(manifest.tokens - kept, manifest.tokens), "counted_tokens": int(targets.sum()),
+                "counted_percent": _percent(int(targets.sum()), kept), "rows_without_target": int((targets == 0).sum()),
             }
-        )
+        )  # fmt: skip
     return pd.DataFrame(measured, columns=list(PACKING_COLUMNS))
 
 
@@ -103,26 +93,16 @@ def mixture_evidence(
             block_percent = 100 * counts.get(name, 0) / order.block_sequences
             measured.append(
                 {
-                    "start_step": start,
-                    "stop_step": stop,
-                    "component": name,
-                    "intended_percent": float(intended),
-                    "block_percent": block_percent,
-                    "realised_percent": realised_percent,
-                    "error_points": abs(realised_percent - intended),
+                    "start_step": start, "stop_step": stop, "component": name, "intended_percent": float(intended),
+                    "block_percent": block_percent, "realised_percent": realised_percent, "error_points": abs(realised_percent - intended),
                     "error_percent": 100 * abs(realised_percent - intended) / intended if intended else math.inf,
                     "block_error_percent": 100 * abs(block_percent - intended) / intended if intended else math.inf,
-                    "block_sequences": counts.get(name, 0),
-                    "cut_sequences": cut,
-                    "undeclared_cut_sequences": 0 if order.cut_blocks else cut,
-                    "sequences": sequences,
-                    "tokens": sequences * seq_len,
-                    "is_drawn": sequences > 0,
-                    "rows": available,
-                    "epochs": _epochs(sequences, available),
+                    "block_sequences": counts.get(name, 0), "cut_sequences": cut,
+                    "undeclared_cut_sequences": 0 if order.cut_blocks else cut, "sequences": sequences, "tokens": sequences * seq_len,
+                    "is_drawn": sequences > 0, "rows": available, "epochs": _epochs(sequences, available),
                     "epochs_since_step_0": epochs_before.get(name, 0.0) + _epochs(drawn_since_0.get(name, 0), available),
                 }
-            )
+            )  # fmt: skip
     return pd.DataFrame(measured, columns=list(COLUMNS))
 
 

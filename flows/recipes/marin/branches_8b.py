@@ -32,8 +32,7 @@ PER_SOURCE = (*JELLYFISH_HIGH_QUALITY, "arxiv_markdownified", "stackexchange_cus
 
 # Desserts, Raccoon and Spoonbill start at Jellyfish's end.
 START, MIDDLE, END = 820_000, 830_000, 840_000
-RESTART = 824_524
-"""The focused runs start from Spoonbill at this step, where its norms began to grow."""
+RESTART = 824_524  # the focused runs start from Spoonbill at this step, where its norms began to grow
 WEB = percent(JELLYFISH_WEB, 70)
 TAKE_2_MIXTURE = WEB | percent(JELLYFISH_HIGH_QUALITY | ALL_MATH, 25) | percent(FLAN, 5)
 DESSERT_V1_MIXTURE = WEB | percent(JELLYFISH_HIGH_QUALITY, 10) | percent(FLAN | DOLMINO_MATH, 20)

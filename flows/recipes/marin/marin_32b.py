@@ -32,8 +32,7 @@ from phasewise.trainer.config import (
 
 PEAK = 7e-4
 FLOOR = 7e-5
-NOMINAL_STEPS = 1_000_000
-"""Steps of phase 1's schedule: a warm-up over 1 % of them, and a decay from step 600,000 that was never reached."""
+NOMINAL_STEPS = 1_000_000  # steps of phase 1's schedule: a warm-up over 1 % of them, and a decay from step 600,000 that was never reached
 LAST_GOOD_STEP = 77_096
 UPDATE_NORM_LIMIT = RollingLimit(window=128, min_samples=64, sigmas=2.0)
 SKIP_STEP_LIMIT = RollingLimit(window=128, min_samples=64, sigmas=6.0)

@@ -347,22 +347,15 @@ def leakage_evidence(
             items_hit = len({hit.item for hit in hits})
             rows.append(
                 {
-                    "component": component,
-                    "benchmark": benchmark,
-                    "items": items,
-                    "items_hit": items_hit,
-                    "hit_percent": 100 * items_hit / items,
-                    "documents_hit": len({hit.place for hit in hits}),
+                    "component": component, "benchmark": benchmark, "items": items, "items_hit": items_hit,
+                    "hit_percent": 100 * items_hit / items, "documents_hit": len({hit.place for hit in hits}),
                     "tokens_hit": sum({hit.place: hit.tokens for hit in hits}.values()),
-                    "files": name_some(sorted({hit.file for hit in hits})),
-                    "documents_scanned": scan.documents if scan else 0,
-                    "items_out_of_reach": unreachable.get(benchmark, 0),
-                    "benchmark_items_hit": items_hit if benchmark in written else 0,
+                    "files": name_some(sorted({hit.file for hit in hits})), "documents_scanned": scan.documents if scan else 0,
+                    "items_out_of_reach": unreachable.get(benchmark, 0), "benchmark_items_hit": items_hit if benchmark in written else 0,
                     "held_out_percent": 0.0 if benchmark in written else 100 * items_hit / items,
-                    "scan_key": scan_keys.get(component, "none"),
-                    "expected_scan_key": expected,
+                    "scan_key": scan_keys.get(component, "none"), "expected_scan_key": expected,
                 }
-            )
+            )  # fmt: skip
     return pd.DataFrame(rows, columns=list(TABLE_COLUMNS))
 
 
