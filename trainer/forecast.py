@@ -1,5 +1,6 @@
 """The forecast of a phase in its run's folder, and the check of the training's losses against its band."""
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from phasewise.trainer.base.errors import CheckpointError
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_json, read_sealed
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.config import RunConfig
+from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE
 
 FORECAST = "forecast"  # the suite of its question to a person
 
@@ -34,11 +36,13 @@ class LossBand(NamedTuple):
 
 
 def band_of(run: RunConfig) -> LossBand | None:
-    """Return the band of the run's forecast. None without a forecast, or after a person has approved to go on outside the band.
+    """Return the band of the run's forecast. None without a forecast, on hosts without a common folder, and after a person's approval.
 
     Raises CheckpointError if the forecast was changed, or belongs to another run.
     """
     folder = RunFolder(run.output)
+    if os.environ.get(CHECKPOINT_STORE_VARIABLE):
+        return None  # all hosts must stop at the same update
     try:
         found: dict[str, Any] = read_sealed(folder.forecast)
     except FileNotFoundError:

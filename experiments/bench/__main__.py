@@ -20,6 +20,7 @@ from experiments.bench import (
     permutation,
     scan,
     site,
+    slopes,
     sparse_step,
     startup,
     step,
@@ -59,6 +60,7 @@ SUBJECTS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "scan": scan.rows,
     "judgement": judgement.rows,
     "site": site.rows,
+    "slopes": slopes.rows,
     "peers": peers.rows,
 }
 
