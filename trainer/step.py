@@ -193,13 +193,11 @@ def build_train_step(
             rolling = rolling._replace(update_norms=push(rolling.update_norms, direction_norm))
         rate = scheduled.learning_rate * (1.0 if update_clip_factor is None else update_clip_factor)
         params = jax.tree.map(lambda weight, d: weight - rate * d, state.params, direction)
-        momentum = state.balancing
-        if sums.routing is not None:
-            params, momentum = move_biases(params, momentum, sums.routing, model)
+        moved = (params, state.balancing) if sums.routing is None else move_biases(params, state.balancing, sums.routing, model)
         # Marin's early Ocelot had the average the wrong way round (8B retrospective, "Adjusted Hyperparameters")
         decay = scheduled.ema_decay
-        ema = None if state.ema is None else jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, state.ema, params)
-        after = TrainState(params, optimizer_state, ema, rolling, momentum)
+        ema = None if state.ema is None else jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, state.ema, moved[0])
+        after = TrainState(moved[0], optimizer_state, ema, rolling, moved[1])
         update_squares = rate**2 * slot_squares(direction, model)
 
         skipped = max_loss = max_skip_grad_norm = max_skip_update_norm = None
@@ -218,8 +216,7 @@ def build_train_step(
             update_squares = jnp.where(skipped, 0.0, update_squares)
             after = after._replace(rolling=after.rolling._replace(**windows))
 
-        first, second = moments(after.optimizer, model)
-        trees = {"param": after.params, "first_moment": first, "second_moment": second}
+        trees = {"param": after.params, **dict(zip(("first_moment", "second_moment"), moments(after.optimizer, model), strict=True))}
         squares = {"grad": grad_squares, "update": update_squares, **{name: slot_squares(tree, model) for name, tree in trees.items()}}
         distance = after.ema and optax.tree.norm(optax.tree.sub(after.params, after.ema)) / optax.tree.norm(after.params)
         return after, StepMetrics(

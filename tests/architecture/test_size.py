@@ -16,7 +16,7 @@ BUDGET = {
     "files": 325,
     "small files with one importer": 11,
     "functions per 100 lines of code": 6.56,
-    "lines of experiments": 10_020,
+    "lines of experiments": 10_160,
     "lines of tests": 44_860,
 }
 """Of product code, but for the last two."""
