@@ -218,7 +218,7 @@ def build_train_step(
 
         trees = {"param": after.params, **dict(zip(("first_moment", "second_moment"), moments(after.optimizer, model), strict=True))}
         squares = {"grad": grad_squares, "update": update_squares, **{name: slot_squares(tree, model) for name, tree in trees.items()}}
-        distance = after.ema and optax.tree.norm(optax.tree.sub(after.params, after.ema)) / optax.tree.norm(after.params)
+        distance = None if after.ema is None else optax.tree.norm(optax.tree.sub(after.params, after.ema))
         return after, StepMetrics(
             loss=loss,
             batch_het=batch_het(sums.rows, parts, mesh),
@@ -232,7 +232,7 @@ def build_train_step(
             max_skip_grad_norm=max_skip_grad_norm,
             max_skip_update_norm=max_skip_update_norm,
             skipped=skipped,
-            ema_distance=distance,
+            ema_distance=None if distance is None else distance / optax.tree.norm(after.params),
             routing=None if sums.routing is None else measure_routing(sums.routing, model),
             counted_tokens=None if targets is None else sums.tokens,
             row_losses=None if sums.rows is None else sums.rows[0] / sums.rows[1],
