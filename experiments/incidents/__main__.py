@@ -117,7 +117,7 @@ def page_of(outcomes: Sequence[Outcome]) -> str:
         f"wrote this page in about {time.process_time():.0f} s of processor time.",
         "",
         "*Happens* is the stage of the fault, and *caught* the stage of the error or sentence: Phasewise resolves the recipe, prepares and",
-        "judges the data, starts the trainer, trains a step, or judges at a gate.",
+        "judges the data, starts the trainer, trains a step, or judges at a gate. [Marin's 535B run](marin-hero.md) is also a recipe.",
     ]
     for room in dict.fromkeys(one.incident["room"] for one in outcomes):
         lines += ["", f"## {room.capitalize()}", "", "| incident | source | happens | caught | Phasewise says |", "|---|---|---|---|---|"]

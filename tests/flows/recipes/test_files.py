@@ -130,3 +130,15 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, content: bytes | No
         load_recipe(str(path), "proxy")
     assert str(path) in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_the_recipe_of_the_535b_run_switches_its_mixture_at_step_108():
+    path = str(Path(__file__).parents[3] / "experiments/recipes/marin-hero.json")
+    recipe = load_recipe(path, "proxy")
+    before, after = recipe.phase("ragged"), recipe.phase("september")
+    assert (before.stop_step, after.start_step) == (108, 108)
+    assert before.mixture.at(107) != after.mixture.at(108)
+    for name, start_step in (("ragged-trial", 54), ("ragged-trial-2", 82)):
+        trial = load_target(f"{path}/{name}", "proxy")[1]
+        assert trial
+        assert (trial.abandoned, trial.branch, trial.start_step) == (True, True, start_step)
