@@ -17,7 +17,7 @@ BUDGET = {
     "small files with one importer": 11,
     "functions per 100 lines of code": 6.56,
     "lines of experiments": 10_160,
-    "lines of tests": 44_860,
+    "lines of tests": 44_880,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)
