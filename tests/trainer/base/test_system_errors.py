@@ -91,7 +91,7 @@ def test_a_command_ends_in_one_line(fail: Callable[[], Exception], monkeypatch: 
     def raise_it(*_arguments: object) -> None:
         raise fail()
 
-    monkeypatch.setattr("phasewise.flows.cli.show.describe", raise_it)  # nothing real runs out of memory at will
+    monkeypatch.setattr("phasewise.flows.cli.show.describe_changes", raise_it)  # nothing real runs out of memory at will
     ended = CliRunner().invoke(main, ["lineage", "marin-8b"])
     assert ended.exit_code == (7 if isinstance(fail(), OSError) else 1)
     assert ended.stderr.startswith("phasewise: ")
