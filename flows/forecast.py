@@ -10,6 +10,7 @@ from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
 from phasewise.tasks.training.run_identity import read_run
 from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.run_folder import RESULT_NAME, RunFolder
 from phasewise.trainer.config import RunConfig, learning_rate_at
 from phasewise.trainer.metrics import read_metrics
@@ -59,11 +60,14 @@ def forecast_of(run: RunConfig, home: Home) -> dict[str, Any] | None:
     """
     if RunFolder(run.output).metrics.exists() and (read_run(RunFolder(run.output).path) or run).digest == run.digest:
         return None  # the run has begun
-    curve, earlier = _curve(run, home), list[Curve]()
+    curve, earlier, read = _curve(run, home), list[Curve](), dict[str, str]()
     for folder in sorted(path for path in home.runs.glob("*/*") if (path / RESULT_NAME).exists()):
         other = read_run(folder)
         if other and folder != RunFolder(run.output).path and (found := _curve(other, home)):
             earlier.append(found)
+            read["/".join(folder.parts[-2:])] = digest_of_file(RunFolder(folder).metrics)
+    if curve is not None and (parent := parent_of(run, home)):
+        read["/".join(Path(parent.output).parts[-2:])] = digest_of_file(RunFolder(parent.output).metrics)
     try:
         if curve is None:
             raise DataError("expected a parent with the same model, rows, batch and mixture, found a start or a change.")
@@ -73,7 +77,7 @@ def forecast_of(run: RunConfig, home: Home) -> dict[str, Any] | None:
         return None
     curves = {name: [round(float(value), 5) for value in getattr(found, name)] for name in found._fields}
     patience = max(MIN_PATIENCE, round(PATIENCE_SHARE * (run.stop_step - run.start_step)))
-    content = {"run_digest": run.digest, "patience_updates": patience, "earlier_phases": len(earlier), **curves}
+    content = {"run_digest": run.digest, "patience_updates": patience, "earlier_phases": len(earlier), "metrics": read, **curves}
     low, end, high = (f"{curves[name][-1]:.3f}" for name in ("low", "mean", "high"))
     say(f"{run.phase}: loss of {end} forecast for the end (80 % of updates: {low} to {high}), from {len(earlier)} earlier phases")
     return content

@@ -9,7 +9,7 @@ import numpy as np
 from phasewise.trainer.base.decision import read_decisions, ruling_of
 from phasewise.trainer.base.errors import CheckpointError
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_json, read_sealed
-from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.run_folder import RunFolder, read_events
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE
 
@@ -38,7 +38,7 @@ class LossBand(NamedTuple):
 def band_of(run: RunConfig) -> LossBand | None:
     """Return the band of the run's forecast. None without a forecast, on hosts without a common folder, and after a person's approval.
 
-    Raises CheckpointError if the forecast was changed, or belongs to another run.
+    Raises CheckpointError if the forecast was changed, or is not the one that the run's events name.
     """
     folder = RunFolder(run.output)
     if os.environ.get(CHECKPOINT_STORE_VARIABLE):
@@ -49,12 +49,13 @@ def band_of(run: RunConfig) -> LossBand | None:
         return None
     except (NotAsWritten, ValueError) as error:
         raise CheckpointError(f"{folder.forecast}: expected a forecast, found a changed file ({error}). Delete the file.") from None
-    if found["run_digest"] != run.digest:
-        raise CheckpointError(f"{folder.forecast}: expected the forecast of this run, found that of another one. Delete the file.")
+    digest = digest_of_json(found)
+    if not any(event.get("kind") == "forecast" and digest in str(event.get("text")) for event in read_events(folder.path)):
+        raise CheckpointError(f"{folder.forecast}: expected the forecast that the run's events name, found another one. Delete the file.")
     try:
         question = read_sealed(folder.question)
     except (FileNotFoundError, ValueError):
         question = {}
     if question.get("suite") == FORECAST and ruling_of(question, read_decisions(folder.question)).lets_go_on:
         return None
-    return LossBand(digest_of_json(found), found["patience_updates"], np.array(found["low"]), np.array(found["high"]))
+    return LossBand(digest, found["patience_updates"], np.array(found["low"]), np.array(found["high"]))

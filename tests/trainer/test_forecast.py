@@ -11,8 +11,8 @@ from phasewise.flows.recipes.words import constant, linear
 from phasewise.tasks.home import Home
 from phasewise.tasks.validation.decide import decide
 from phasewise.trainer.base.errors import AsksPerson, CheckpointError, DataError, TrainingDiverged
-from phasewise.trainer.base.identity import read_sealed, write_sealed
-from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.identity import digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.base.run_folder import RunFolder, append_event
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.forecast import band_of
 from phasewise.trainer.loop import train
@@ -58,10 +58,16 @@ def with_forecast(run: RunConfig, low: float, high: float) -> dict[str, object]:
     return {"run_digest": run.digest, "patience_updates": 5, "earlier_phases": 8, **curves}
 
 
+def write_forecast(run: RunConfig, low: float, high: float) -> None:
+    content = with_forecast(run, low, high)
+    write_sealed(RunFolder(run.output).forecast, content)
+    append_event(run.output, "forecast", run.start_step, f"sha256 {digest_of_json(content)}")
+
+
 @pytest.mark.usefixtures("built_once")
 def test_a_loss_outside_the_band_waits_for_a_person_who_decides(make_run: MakeRun):
     def trained(run: RunConfig, low: float, high: float) -> str:
-        write_sealed(RunFolder(run.output).forecast, with_forecast(run, low, high))
+        write_forecast(run, low, high)
         return train(run)["params_digest"]
 
     sound, left, stopped = (make_run(name) for name in ("sound", "left", "stopped"))
@@ -87,8 +93,11 @@ def test_a_loss_outside_the_band_waits_for_a_person_who_decides(make_run: MakeRu
 def test_a_forecast_of_another_run_or_a_changed_one_is_refused(make_run: MakeRun, tmp_path: Path):
     run = make_run("other")
     assert band_of(run) is None
+    write_forecast(run, 0.1, 0.2)
+    assert band_of(run) is not None
+    assert band_of(run.but(cache_digests=dict.fromkeys(run.caches, "1" * 64))) is not None, "the same bytes under another name"
     write_sealed(RunFolder(run.output).forecast, {**with_forecast(run, 0.1, 0.2), "run_digest": "another"})
-    with pytest.raises(CheckpointError, match="expected the forecast of this run, found that of another one"):
+    with pytest.raises(CheckpointError, match="expected the forecast that the run's events name, found another one"):
         band_of(run)
     RunFolder(run.output).forecast.write_text("{}")
     with pytest.raises(CheckpointError, match="expected a forecast, found a changed file"):
@@ -123,7 +132,7 @@ def test_the_lineage_and_the_phases_of_the_home_give_a_forecast_unless_the_data_
         write_curve(run_of(f"child-{number}", BEFORE, BEFORE + LENGTH, ends), made(rng, 0, ends))
     found = forecast_of(run_of("next", BEFORE, BEFORE + LENGTH, 0.3), home)
     assert found is not None
-    assert (found["earlier_phases"], found["patience_updates"], len(found["mean"])) == (8, 15, LENGTH)
+    assert (found["earlier_phases"], found["patience_updates"], len(found["mean"]), len(found["metrics"])) == (8, 15, LENGTH, 9)
     truth = made(np.random.default_rng(9), 0, 0.3).losses[BEFORE:]
     assert np.mean(found["mean"][-40:]) == pytest.approx(truth[-40:].mean(), rel=0.03)
     other = run_of("next", BEFORE, BEFORE + LENGTH, 0.3, mixture=[[0, {"books": 60, "code": 40}], [BEFORE, {"books": 50, "code": 50}]])

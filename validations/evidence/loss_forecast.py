@@ -49,22 +49,21 @@ class _Phase(NamedTuple):
 
 def _reduced(curve: Curve) -> _Phase | None:
     """Return None for too few comparable losses before the phase."""
+    from scipy.signal import lfilter  # the import takes half a second
+
     first, peak = curve.first, float(curve.rates.max())
     known, updates = np.log(curve.losses[:first]), np.arange(first)
     sums, gap = np.log(np.cumsum(curve.rates) / peak + 1e-9), 1 - curve.rates / peak
     last = slice(first - max(MIN_UPDATES // 2, round(END_SHARE * first)), first)
     late = slice(first - max(MIN_UPDATES, round(SLOPE_SHARE * first)), first)
     of_level, of_slope = (updates[one][np.isfinite(known[one])] for one in (last, late))
-    if len(of_slope) < MIN_UPDATES:
+    if len(of_slope) < MIN_UPDATES or not len(of_level):
         return None
     slope = float(np.polyfit(sums[of_slope], known[of_slope], 1)[0])
     columns = [sums, sums * slope]
     for share in RELAXATIONS:
-        keep, relaxed, value = np.exp(-1 / max(share * first, 1.0)), np.empty(len(gap)), 0.0
-        for update, now in enumerate(gap):
-            value = keep * value + (1 - keep) * now
-            relaxed[update] = value
-        columns.append(relaxed)
+        keep = np.exp(-1 / max(share * first, 1.0))
+        columns.append(np.asarray(lfilter([1 - keep], [1, -keep], gap)))
     features = np.column_stack(columns)
     level = float(known[of_level].mean())
     noise = float(np.std(np.diff(known[of_slope])) / np.sqrt(2))
@@ -91,7 +90,8 @@ def forecast_losses(phase: Curve, earlier: Sequence[Curve]) -> Forecast:
 
     Raises DataError if there are fewer than `MIN_PHASES` earlier phases, or fewer than `MIN_UPDATES` losses before the phase.
     """
-    known, target = [one for one in map(_reduced, earlier) if one and np.isfinite(one.changes).all()], _reduced(phase)
+    known = [one for one in map(_reduced, earlier) if one and len(one.changes) >= MIN_UPDATES and np.isfinite(one.changes).all()]
+    target = _reduced(phase)
     if target is None:
         raise DataError(f"expected {MIN_UPDATES} comparable losses before the phase, found fewer.")
     if len(known) < MIN_PHASES:
