@@ -138,6 +138,7 @@ def assigned(recipe: Recipe) -> Recipe:
     raw = recipe.model_dump(mode="json")
     for phase in raw["phases"]:
         phase.setdefault("execution", ExecutionSettings().model_dump(mode="json"))
+        phase.setdefault("forecast", False)
         phase["instrumentation"].setdefault("mlflow", None)
     for setting in of_values:
         _assign(raw, setting, recipe)
