@@ -39,6 +39,7 @@ def refusal(*settings: str, kind: type[PhasewiseError] = RecipeError) -> str:
         ("instrumentation.wandb=offline", lambda phase: phase.instrumentation.wandb, "offline"),
         ("instrumentation.tensorboard = true ", lambda phase: phase.instrumentation.tensorboard, True),
         ("instrumentation.mlflow=sqlite:///m.db", lambda phase: phase.instrumentation.mlflow, "sqlite:///m.db"),
+        ("forecast=true", lambda phase: phase.forecast, True),
         ("checkpoints.every_steps=7", lambda phase: phase.checkpoints.every_steps, 7),
         ("slice=local", lambda phase: phase.slice.root, ((0, "local"),)),
     ],
