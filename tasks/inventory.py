@@ -305,6 +305,7 @@ class _Inventory:
             self.add(run.result, AGAIN)  # one of the two is of another run
         for path in (run.conditions, run.passed_over, run.question, run.question.with_suffix(".decision.json")):
             self.add_sealed(path, AGAIN)
+        self.add_sealed(run.forecast, "restore it from a copy")
         self.add_sealed(run.caches, AGAIN, lambda fields: digest in (None, fields.get("run_digest")))
         self.add_sealed(run.evaluation, AGAIN, lambda fields: weights in (None, fields.get("params_digest")))
         for path in sorted(run.path.glob("evaluations/*/*.json")):

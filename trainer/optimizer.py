@@ -24,8 +24,9 @@ NEWTON_SCHULZ = {
         (2.8366, -3.0525, 1.2012),
     ),
 }
-"""Coefficients of a Newton–Schulz step, for all steps or for each step: Jordan et al. (2024), and `dion/muon.py` of microsoft/dion."""
-"""Coefficients of X ← aX + b(XXᵀ)X + c(XXᵀ)²X (Jordan et al., 2024): small singular values grow fast and end near 1."""
+"""Coefficients of X ← aX + b(XXᵀ)X + c(XXᵀ)²X: small singular values grow fast and end near 1.
+
+One triple for all steps (Jordan et al., 2024), or one for each step (`dion/muon.py` of microsoft/dion)."""
 
 
 class MuonState(NamedTuple):

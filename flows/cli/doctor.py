@@ -18,7 +18,7 @@ from rich.table import Table
 
 from phasewise.flows.cli.terminal import print_table, print_words, shown_on_terminal
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.errors import ConfigError, refused_by_system
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import READERS
 from phasewise.trainer.process.environment import check_usual
@@ -140,8 +140,10 @@ def bench_accelerator(home: str | None, *, out: str | None, minutes: float, only
     if unknown := set(names) - set(SECTIONS):
         raise ConfigError(f"--only: expected some of {','.join(SECTIONS)}, found {', '.join(sorted(unknown))}. Separate them by commas.")
     path = Path(out).absolute() if out else Home.open(home).work / "bench" / f"accelerator-{now:%Y%m%d-%H%M%S}.json"
-    if path.exists():
-        raise ConfigError(f"{path} exists: name a new file by --out.")
+    with refused_by_system(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{path} exists, or its folder cannot be written: name a new file by --out.")
     models = {name: step_shape(load_recipe(recipe, scale).phases[0], 1) for name, (recipe, scale) in BENCH_MODELS.items()}
     with shown_on_terminal(), tempfile.TemporaryDirectory(prefix="phasewise-bench-") as folder:
         page = Bench(Path(folder), models, minutes).measure(names)
