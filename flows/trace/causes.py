@@ -122,15 +122,15 @@ def _rows(traced: Traced, run: RunConfig, step: int) -> tuple[list[dict[str, Any
         return [], None, []
     order, current = traced.phases[0].order, losses.pop(step)
     steps = np.concatenate([np.zeros(0), *(np.full(len(of_step), one) for one, of_step in losses.items())])
-    numbers = np.concatenate([np.zeros(0), *(order.of_update(one - 1).component for one in losses)])
-    values, mine = np.concatenate([np.zeros(0), *losses.values()]), order.of_update(step - 1).component
+    numbers = np.concatenate([np.zeros(0), *(order.components_of(one - 1) for one in losses)])
+    values, mine = np.concatenate([np.zeros(0), *losses.values()]), order.components_of(step - 1)
     # the first steps: rows are compared with each other
     among = Expected(float(np.nanmedian(current)), max(float(np.nanstd(current)), MIN_STD))
     of_all = expected_at(step, steps, values) or among
     expected = {number: expected_at(step, steps[numbers == number], values[numbers == number]) or of_all for number in set(mine.tolist())}
     scores = np.array([expected[number].score(value) for number, value in zip(mine.tolist(), current.tolist(), strict=True)])
     common = float(np.nanmedian(scores)) if np.isfinite(scores).sum() >= MIN_SAMPLES else 0.0
-    texts = _texts(run, step, mine, {one: order.of_update(one - 1).component for one in losses}, losses)
+    texts = _texts(run, step, mine, {one: order.components_of(one - 1) for one in losses}, losses)
     rows: list[dict[str, Any]] = []
     for place in np.flatnonzero(np.isfinite(scores)).tolist():
         known = {"row": place, "component": order.names[mine[place]], "loss": float(current[place])}

@@ -23,7 +23,7 @@ from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.checkpoints.files import is_committed, saved_steps
 from phasewise.trainer.config import Component
 from phasewise.trainer.data.cache import TokenCache, build_maps
-from phasewise.trainer.data.document_buffer import BufferedComponent
+from phasewise.trainer.data.document_buffer import BufferedComponent, BufferedMixture
 from phasewise.trainer.data.loader import CONTRACT_OF_ROWS, Loader, changed_since, compared_by, packing_of
 from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, Split
 from phasewise.trainer.data.packing import ComponentRows, DocumentIndex, RowRule
@@ -158,10 +158,15 @@ def _traced(resolved: Resolved, phase: Phase, stop_step: int, indices: Mapping[C
         if not count:
             tokens = indices[name].cache.manifest.tokens
             raise DataError(f"component {name} must have a row of {phase.model.seq_len} tokens, found {tokens} tokens in all.")
-    has_buffer = phase.order.buffer_documents is not None
+    is_mixed = phase.order.buffer_over == "mixture"
+    has_buffer = phase.order.buffer_documents is not None and not is_mixed
     buffered = {name: BufferedComponent(name, laid[name].cache, phase.order, phase.model.seq_len) for name in rows if has_buffer}
     batch, _ = resolved.recipe.schedules_of_lineage(phase)
-    order = TracedOrder(schedule, batch, phase.start_step, stop_step, rows, buffered)
+    mixed = None
+    if is_mixed:
+        caches = {name: indices[name].cache for name in schedule.components_from(phase.start_step)}
+        mixed = BufferedMixture(schedule, caches, phase.model.seq_len, phase.start_step, stop_step)
+    order = TracedOrder(schedule, batch, phase.start_step, stop_step, rows, buffered, mixed)
     return TracedPhase(phase, stop_step, order, _trained(resolved, phase, indices), laid)
 
 

@@ -44,7 +44,7 @@ def test_a_run_of_before_keeps_its_digest(make_run: MakeRun, model: ModelConfig)
     for name in OF_MODELS:
         del settings["model"][name]
     del settings["recovery"], settings["packing"], settings["loss_on"]
-    del settings["order"]["buffer_documents"]
+    del settings["order"]["buffer_documents"], settings["order"]["buffer_over"]
     assert run.digest == digest_of_json({**settings, "caches": run.caches})
     written = run.model_dump(mode="json")
     for name in OF_MODELS:

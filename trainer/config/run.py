@@ -24,8 +24,9 @@ QK-norm's gains."""
 ADDED_LATER: dict[str, bool | int | float | str | None] = {
     "attend_within_documents": True, "global_attention_every": None, "attention_gate": False, "post_norms": False, "embedding_scale": 1.0,
     "initializer_cutoff": None, "experts": None, "expert_kernel": "auto", "expert": 1, "context": 1, "step_stall_seconds": 180.0,
-    "save_stall_seconds": 900.0, "restore_stall_seconds": 900.0, "recovery": None, "buffer_documents": None, "packing": "chunk",
-    "loss_on": "all", "max_adam_grad_norm": None, "skip_on": "loss_and_grad_norm", "newton_schulz_coefficients": "jordan",
+    "save_stall_seconds": 900.0, "restore_stall_seconds": 900.0, "recovery": None, "buffer_documents": None, "buffer_over": "component",
+    "packing": "chunk", "loss_on": "all", "max_adam_grad_norm": None, "skip_on": "loss_and_grad_norm",
+    "newton_schulz_coefficients": "jordan",
 }  # fmt: skip
 """Later field → value of all earlier runs. No digest has a field with this value, so earlier runs keep their digests. The commit adding a
 field adds it here, for good. The name must be unique in the whole configuration, and must not be a component."""
@@ -67,6 +68,7 @@ class DataOrder(Frozen):
     cut_blocks: bool = False  # a mixture may start inside a block, which shortens the previous block
     # None permutes rows. A number permutes documents: see `trainer.data.document_buffer`.
     buffer_documents: int | None = Field(default=None, gt=0, le=2**23)
+    buffer_over: Literal["component", "mixture"] = "component"  # a buffer per component, or one over the mixed stream of documents
 
 
 class CheckpointPolicy(Frozen):
@@ -220,7 +222,9 @@ def check_mixture(step: int, shares: MixtureShares) -> None:
 
 
 def check_rows(packing: PackingKind, loss_on: LossOn, order: DataOrder) -> None:
-    """Refuse a document buffer with another packing, or a loss on answers."""
+    """Refuse a document buffer with another packing, or a loss on answers, and a buffer over the mixture without a size."""
+    if order.buffer_over == "mixture" and order.buffer_documents is None:
+        raise ValueError("order.buffer_over mixture must go with buffer_documents, found none: set order.buffer_documents")
     if order.buffer_documents is not None and (packing, loss_on) != ("chunk", "all"):
         raise ValueError(
             f"order.buffer_documents must go with packing chunk and loss_on all, found packing {packing} and loss_on {loss_on}: a buffer "

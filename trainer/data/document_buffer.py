@@ -2,13 +2,13 @@
 
 A row takes a random document of the buffer, copies from its head until the row is full or the document ends, and repeats. When
 `buffer_documents` are left, the buffer is filled up to twice as many. It is simulated over the documents' lengths, without reading a token
-(docs/decisions/0007-data-order.md).
+(docs/decisions/0007-data-order.md). Each component has a buffer, or the mixed stream of all components has one.
 """
 
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, cast
@@ -19,6 +19,7 @@ from jaxtyping import Bool, Int
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.config import Component, DataOrder
 from phasewise.trainer.data.cache import TokenCache, TokenRange
+from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import DocumentIndex
 from phasewise.trainer.data.permutation import Permutation, derive_key
 
@@ -28,6 +29,7 @@ WINDOW_ROWS = 256  # number of rows that are simulated together
 WINDOWS_KEPT = 32
 MAX_STATES = 8  # states kept of one pass. If there are more, every second one is dropped
 PIECES_AT_ONCE = 8192
+SEQUENCES_AT_ONCE = 256  # of a mixture, whose documents enter together at most
 LIVE, TAKEN, DRAWS, ROW, FILLED = range(5)
 
 
@@ -61,8 +63,11 @@ class DocumentBuffer:
         self._starts, self._seq_len, self._key = starts, seq_len, key
         self._low = buffer_documents
         self.num_rows = int(starts[-1]) // seq_len
-        capacity = min(2 * buffer_documents, stream.length)
-        empty = _State(np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.zeros(5, np.int64))
+        self._begin(length=stream.length, capacity=min(2 * buffer_documents, stream.length))
+
+    def _begin(self, *, length: int, capacity: int, spare: int = 0) -> None:
+        self._length, self._capacity = length, capacity  # entries of the stream, and documents of a full buffer
+        empty = _State(np.zeros(capacity + spare, np.int64), np.zeros(capacity + spare, np.int64), np.zeros(5, np.int64))
         self._states: dict[int, _State] = {0: empty}
         self._windows_between_states = 1
         self._next: tuple[int, _State] | None = None
@@ -88,11 +93,12 @@ class DocumentBuffer:
         for number in range(-(-self.num_rows // WINDOW_ROWS) if len(firsts) else 0):
             with self._lock:
                 pieces = self._window(number)
-            begin = np.searchsorted(reached, pieces.first, "right")
-            counts = np.maximum(np.searchsorted(firsts, pieces.first + pieces.length, "left") - begin, 0)
+            begins = pieces.first % self._starts[-1]
+            begin = np.searchsorted(reached, begins, "right")
+            counts = np.maximum(np.searchsorted(firsts, begins + pieces.length, "left") - begin, 0)
             piece = np.repeat(np.arange(len(counts)), counts)
             touching = np.repeat(begin - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-            chosen = stops[touching] > pieces.first[piece]
+            chosen = stops[touching] > begins[piece]
             which.append(order[touching[chosen]])
             found.append(Pieces(*(column[piece[chosen]] for column in pieces)))
         return np.concatenate(which), Pieces(*np.concatenate(found, axis=1))
@@ -130,20 +136,103 @@ class DocumentBuffer:
         while state.counts[ROW] < stop_row:
             live, taken = int(state.counts[LIVE]), int(state.counts[TAKEN])
             is_low = live <= self._low
-            while is_low and live < len(state.firsts) and taken < self.stream.length:
-                count = min(len(state.firsts) - live, self.stream.length - taken)
-                documents = self.stream(np.arange(taken, taken + count))
-                firsts, stops = self._starts[documents], self._starts[documents + 1]
+            while is_low and live < self._capacity and taken < self._length:
+                firsts, stops, taken = self._enter(taken, self._capacity - live)
                 has_tokens = firsts < stops
                 added = int(has_tokens.sum())
                 state.firsts[live : live + added], state.stops[live : live + added] = firsts[has_tokens], stops[has_tokens]
-                live, taken = live + added, taken + count
+                live += added
             state.counts[LIVE], state.counts[TAKEN] = live, taken
             out = np.empty((4, PIECES_AT_ONCE), np.int64)
-            low = self._low if taken < self.stream.length else 0
+            low = self._low if taken < self._length else 0
             pieces = fill(state.firsts, state.stops, state.counts, out, stop_row, self._seq_len, low, np.uint64(self._key))
             found.append(out[:, :pieces])
         return Pieces(*np.concatenate(found, axis=1))
+
+    def _enter(self, taken: int, room: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return the first tokens and ends of the next documents of the stream, and the number of entries taken since its start."""
+        entered = min(taken + room, self._length)
+        documents = self.stream(np.arange(taken, entered))
+        return self._starts[documents], self._starts[documents + 1], entered
+
+
+class BufferedMixture(DocumentBuffer):
+    """The rows of a phase from one buffer over the mixed stream of documents. Row 0 is the phase's first sequence.
+
+    A document enters the stream at the sequence of the mixture that its first token falls into, so the stream has the mixture's shares, in
+    every block, and a row has tokens of several components. The phase begins with an empty buffer. A token's number counts the tokens of
+    all components in the order of their names, and of all earlier passes: `split` gives component, pass and token of the cache.
+    """
+
+    def __init__(self, schedule: MixtureSchedule, caches: Mapping[Component, TokenCache], seq_len: int, start_step: int, stop_step: int):
+        self._schedule, self._order, self.first = schedule, schedule.order, schedule.sequences_before(start_step)
+        self._numbers = {schedule.components().index(name): number for number, name in enumerate(sorted(caches))}
+        self._caches = [caches[name] for name in sorted(caches)]
+        self._starts_of = [DocumentIndex(cache).starts() for cache in self._caches]
+        self._bases = np.cumsum([0, *(starts[-1] for starts in self._starts_of)])  # the first token of each component, and all tokens
+        self._key, self._seq_len = derive_key("buffer", self._order.seed, "mixture", self.first), seq_len
+        self._starts = self._bases[-1:]
+        self._low = self._order.buffer_documents or 0
+        self.num_rows = schedule.sequences_before(stop_step) - self.first
+        self.stream_of = lru_cache(maxsize=PASSES_KEPT * len(self._caches))(self._stream_of)
+        self._begin(length=2**62, capacity=2 * self._low, spare=2 * seq_len)  # spare: a row's documents enter together
+
+    def split(self, pieces: Pieces) -> tuple[np.ndarray, np.ndarray, Pieces]:
+        """Return number of the component in the schedule, number of earlier passes, and the piece with its token of the cache."""
+        epochs, firsts = np.divmod(pieces.first, self._bases[-1])
+        components = np.searchsorted(self._bases, firsts, "right") - 1
+        return np.array(list(self._numbers))[components], epochs, pieces._replace(first=firsts - self._bases[components])
+
+    def pieces_in(self, component: int, first: Int[np.ndarray, " n"], stop: Int[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray, Pieces]:
+        """Return the pieces with tokens `[first, stop)` of a component's cache, their range numbers and passes. Simulates the phase."""
+        base = self._bases[self._numbers[component]]
+        which, pieces = self.pieces_of(first + base, stop + base)
+        _, epochs, pieces = self.split(pieces)
+        return which, epochs, pieces
+
+    def read(self, rows: Int[np.ndarray, " n"], out: Int[np.ndarray, "b t"], begins: Bool[np.ndarray, "b t"]) -> list[TokenRange]:
+        """Fill `out` with these rows, mark in `begins` each first token of a piece, and return the ranges to fetch from a store."""
+        ranges: list[TokenRange] = []
+        for place, row in enumerate(rows.tolist()):
+            components, _, pieces = self.split(self.row(row))
+            begins[place, pieces.start] = True
+            for component, start, first, length in zip(components.tolist(), *(one.tolist() for one in pieces[1:]), strict=True):
+                ranges += self._caches[self._numbers[component]].read_piece(first, out[place, start : start + length])
+        return ranges
+
+    def _stream_of(self, component: int, epoch: int) -> tuple[Permutation, np.ndarray, np.ndarray]:
+        """Return the order of a component's documents in a pass, their numbers, and the first token of each in that order."""
+        starts, name = self._starts_of[self._numbers[component]], self._schedule.components()[component]
+        key = derive_key("documents", self._order.seed, name, epoch)
+        order = Permutation(self._order.permutation, length=len(starts) - 1, key=key)
+        documents = order(np.arange(len(starts) - 1))
+        lengths = np.diff(starts)[documents]
+        return order, documents, np.cumsum(lengths) - lengths
+
+    def _enter(self, taken: int, room: int) -> tuple[np.ndarray, np.ndarray, int]:
+        components, positions = self._schedule.draw(self.first + taken, self.first + taken + SEQUENCES_AT_ONCE)
+        found = [np.empty((3, 0), np.int64)]
+        for component in np.unique(components).tolist():
+            number = self._numbers[component]
+            rows = int(self._starts_of[number][-1]) // self._seq_len
+            epochs, drawn = np.divmod(positions, rows)
+            for epoch in np.unique(epochs[components == component]).tolist():
+                places = np.flatnonzero((components == component) & (epochs == epoch))
+                _, documents, begins = self.stream_of(component, epoch)
+                low = np.searchsorted(begins, drawn[places] * self._seq_len)
+                high = np.searchsorted(begins, (drawn[places] + 1) * self._seq_len)
+                counts = np.where(drawn[places] == rows - 1, len(begins), high) - low  # a pass's last row has its last documents
+                chosen = documents[np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())]
+                base = self._bases[number] + epoch * self._bases[-1]
+                spans = self._starts_of[number][chosen] + base, self._starts_of[number][chosen + 1] + base
+                found.append(np.stack([np.repeat(places, counts), *spans]))
+        places, firsts, stops = np.concatenate(found, axis=1)
+        in_order = np.argsort(places, kind="stable")
+        in_order = in_order[firsts[in_order] < stops[in_order]]  # empty documents need no room
+        places = places[in_order]
+        sequences = int(places[room - 1]) + 1 if len(places) >= room else SEQUENCES_AT_ONCE
+        entering = in_order[places < sequences]
+        return firsts[entering], stops[entering], taken + sequences
 
 
 class BufferedComponent:

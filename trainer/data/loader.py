@@ -1,6 +1,6 @@
 """The batch of any step by random access: mixture → position in the component → permutation → row of the component.
 
-If the order has a document buffer: mixture → position in the component → row that the buffer fills.
+If the order has a document buffer: mixture → position in the component → row that the buffer fills. One over the mixture fills all rows.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.config import Component, RunConfig
 from phasewise.trainer.data.cache import TokenCache, TokenRange, build_maps, fetch
-from phasewise.trainer.data.document_buffer import BUFFER_VERSION, BufferedComponent
+from phasewise.trainer.data.document_buffer import BUFFER_VERSION, BufferedComponent, BufferedMixture
 from phasewise.trainer.data.manifest import MANIFEST_NAME, read_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import PACKING_VERSION, PLAIN, ComponentRows, RowRule
@@ -118,7 +118,8 @@ class Loader:
         self._schedule = MixtureSchedule.of_run(run)
         self._names = self._schedule.components()
         maps = build_maps()
-        needed = self._schedule.realised(run.start_step, run.stop_step)
+        is_mixed = run.order.buffer_over == "mixture"
+        needed = self._schedule.components_from(run.start_step) if is_mixed else self._schedule.realised(run.start_step, run.stop_step)
         self._caches = {name: TokenCache.open(run.caches[name], maps) for name in needed}
         self._rule = RowRule(run.packing, run.loss_on)
         self._laid = {name: ComponentRows(cache, self._rule, run.model.seq_len) for name, cache in self._caches.items()}
@@ -134,7 +135,10 @@ class Loader:
             )
         self._begin_of_text, self._end_of_text = next(iter(around))
         self._buffered: dict[Component, BufferedComponent] = {}
-        if run.order.buffer_documents is not None:
+        self._mixed: BufferedMixture | None = None
+        if is_mixed:
+            self._mixed = BufferedMixture(self._schedule, self._caches, run.model.seq_len, run.start_step, run.stop_step)
+        elif run.order.buffer_documents is not None:
             self._buffered = {name: BufferedComponent(name, cache, run.order, run.model.seq_len) for name, cache in self._caches.items()}
         self._order = Order(self._schedule, self._rows)
 
@@ -144,11 +148,14 @@ class Loader:
         firsts = [self._schedule.sequences_before(step) + part * size for part in self._parts]
         components, rows = np.concatenate([self._order.between(first, first + size) for first in firsts], axis=1)
         tokens = np.empty((len(rows), self._run.model.seq_len), np.int32)
-        begins = np.zeros(tokens.shape, bool) if self._buffered else None
+        begins = np.zeros(tokens.shape, bool) if self._run.order.buffer_documents is not None else None
         packed = np.zeros(tokens.shape, np.int32) if self._rule.packing != "chunk" else None
         targets = np.zeros(tokens.shape, bool) if self._rule != PLAIN else None
         to_fetch: list[TokenRange] = []
-        for number in np.flatnonzero(np.bincount(components)):
+        if self._mixed and begins is not None:
+            numbers = np.concatenate([np.arange(first, first + size) for first in firsts]) - self._mixed.first
+            to_fetch += self._mixed.read(numbers, tokens, begins)
+        for number in () if self._mixed else np.flatnonzero(np.bincount(components)):
             name, places = self._names[number], np.flatnonzero(components == number)
             if begins is not None:
                 to_fetch += self._buffered[name].read(rows[places], tokens, begins, places)
@@ -162,8 +169,9 @@ class Loader:
         fetch(to_fetch)
         if tokens.max(initial=0) >= (vocab_size := self._run.model.vocab_size):
             row = int(tokens.max(axis=1).argmax())
+            place = "one of the caches" if self._mixed else self._caches[self._names[components[row]]].folder
             raise DataError(
-                f"{self._caches[self._names[components[row]]].folder}: expected token ids below the model's vocab_size {vocab_size:,}, "
+                f"{place}: expected token ids below the model's vocab_size {vocab_size:,}, "
                 f"found {tokens[row].max():,} at step {step + 1}. Prepare the data with the tokenizer of the model."
             )
         return Batch(tokens, self._begin_of_text, begins, packed, targets, self._end_of_text)
@@ -225,7 +233,8 @@ def packing_of(run: RunConfig) -> dict[str, Any]:
     """Return a contract's fields about packing, and about predicted tokens if not all are predicted."""
     answers = {} if run.loss_on == "all" else {"loss_on": run.loss_on}
     if run.order.buffer_documents is not None:
-        return {"packing": "buffer", "buffer": {"documents": run.order.buffer_documents, "version": BUFFER_VERSION}}
+        over = {"over": "mixture"} if run.order.buffer_over == "mixture" else {}
+        return {"packing": "buffer", "buffer": {"documents": run.order.buffer_documents, "version": BUFFER_VERSION, **over}}
     if run.packing == "chunk":
         return {"packing": "chunk", **answers}
     return {"packing": run.packing, "packing_version": PACKING_VERSION, **answers}

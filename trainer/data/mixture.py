@@ -151,6 +151,15 @@ class MixtureSchedule:
         """Return the components of all stages in the order of their names."""
         return tuple(sorted({name for stage in self.stages for name in stage.names}))
 
+    def components_from(self, step: int) -> tuple[Component, ...]:
+        """Return the components with sequences at `step` or later, in the order of their names."""
+        stages = [
+            stage
+            for stage, end in zip(self.stages, [*(later.first_step for later in self.stages[1:]), math.inf], strict=True)
+            if end > step
+        ]
+        return tuple(sorted({name for stage in stages for name, count in zip(stage.names, stage.counts, strict=True) if count}))
+
     def realised(self, start_step: int, stop_step: int) -> dict[Component, int]:
         """Return how many sequences of each component the updates `[start_step, stop_step)` use."""
         before, after = self._used_before(self.sequences_before(start_step)), self._used_before(self.sequences_before(stop_step))

@@ -4,6 +4,7 @@ Backward, the inverse of each pass's permutation, or the document buffer's plan,
 the sequence, and the batch schedule the update. Updates are counted from 0: update u is step u + 1 of the metrics.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from phasewise.trainer.config import Component, Steps
-from phasewise.trainer.data.document_buffer import BufferedComponent
+from phasewise.trainer.data.document_buffer import BufferedComponent, BufferedMixture, Pieces
 from phasewise.trainer.data.loader import Order
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.permutation import Permutation, derive_key
@@ -48,7 +49,8 @@ class TracedOrder:
 
     Args:
         rows: component → rows of its cache, for every component that these updates draw from.
-        buffered: component → its rows in the order of training, if the order has a document buffer.
+        buffered: component → its rows in the order of training, if the order has a document buffer per component.
+        mixed: the rows of the phase, if the order has a document buffer over the mixture.
     """
 
     def __init__(
@@ -59,8 +61,9 @@ class TracedOrder:
         stop_update: int,
         rows: Mapping[Component, int],
         buffered: Mapping[Component, BufferedComponent] = MappingProxyType({}),
+        mixed: BufferedMixture | None = None,
     ):
-        self.schedule, self.batch, self.rows, self.buffered = schedule, batch, rows, buffered
+        self.schedule, self.batch, self.rows, self.buffered, self.mixed = schedule, batch, rows, buffered, mixed
         self.start_update, self.stop_update = start_update, stop_update
         self.from_caches = schedule.order.buffer_documents is None  # else rows are of a document buffer
         self.names = schedule.components()  # of the lineage, sorted
@@ -68,9 +71,21 @@ class TracedOrder:
         self._order = Order(schedule, rows)
 
     def of_update(self, update: int, place: int | None = None) -> Draws:
-        """Return the draws of an update in the order of its batch, or the draw at one place of it."""
+        """Return the draws of an update in the order of its batch, or the draw at one place of it.
+
+        A row of a buffer over the mixture has a draw for each of its components and their passes, the largest part first.
+        """
         places = np.arange(self.batch.at(update)) if place is None else np.array([place])
         first = self.schedule.sequences_before(update) + int(places[0])
+        if self.mixed:
+            found: list[tuple[int, int, int, int]] = []
+            for place, row in zip(places.tolist(), (first - self.mixed.first + np.arange(len(places))).tolist(), strict=True):
+                components, epochs, pieces = self.mixed.split(self.mixed.row(row))
+                lengths = Counter[tuple[int, int]]()
+                for component, epoch, length in zip(components.tolist(), epochs.tolist(), pieces.length.tolist(), strict=True):
+                    lengths[component, epoch] += length
+                found += [(place, *part, row) for part, _ in lengths.most_common()]
+            return Draws(np.full(len(found), update), *np.array(found).T)
         components, positions = self.schedule.draw(first, first + len(places))
         _, rows = self._order.between(first, first + len(places))
         epochs, within = np.divmod(positions, np.array([self.rows.get(name, 1) for name in self.names])[components])
@@ -79,12 +94,23 @@ class TracedOrder:
     def runs_of(self, component: Component, draws: Draws) -> Runs:
         """Return the tokens of these draws of one component, row by row, if a document buffer fills the rows."""
         drawn = zip(draws.epoch.tolist(), draws.row.tolist(), strict=True)
-        found = [self.buffered[component].of_pass(epoch).row(row) for epoch, row in drawn]
+        found = [self._pieces(component, epoch, row) for epoch, row in drawn]
         draw = np.repeat(np.arange(len(found)), np.array([len(pieces.row) for pieces in found], np.int64))
         at = np.concatenate([EMPTY, *(pieces.start for pieces in found)])
         first = np.concatenate([EMPTY, *(pieces.first for pieces in found)])
         length = np.concatenate([EMPTY, *(pieces.length for pieces in found)])
         return Runs(draw, at, first, first + length)
+
+    def components_of(self, update: int) -> Int[np.ndarray, " n"]:
+        """Return the number of each row's component in an update, the largest part for a buffer over the mixture."""
+        draws = self.of_update(update)
+        return draws.component[np.unique(draws.place, return_index=True)[1]]
+
+    def _pieces(self, component: Component, epoch: int, row: int) -> Pieces:
+        if not self.mixed:
+            return self.buffered[component].of_pass(epoch).row(row)
+        components, epochs, pieces = self.mixed.split(self.mixed.row(row))
+        return Pieces(*np.array(pieces)[:, (components == self.names.index(component)) & (epochs == epoch)])
 
     def of_ranges(
         self, component: Component, first: Int[np.ndarray, " n"], stop: Int[np.ndarray, " n"]
@@ -94,18 +120,23 @@ class TracedOrder:
         Returns the number of the range, the draw, and the tokens of the range in its row, with an entry for each piece.
         """
         begin, end, passes = self._positions_drawn(component)
-        which, positions, found = [EMPTY], [EMPTY], [np.empty((3, 0), np.int64)]
-        for epoch in passes:
-            ranges, pieces = self.buffered[component].of_pass(epoch).pieces_of(first, stop)
-            at = epoch * self.rows[component] + pieces.row
+        which, positions, found, of_pass = [EMPTY], [EMPTY], [np.empty((3, 0), np.int64)], [EMPTY]
+        for epoch in (0,) if self.mixed else passes:
+            if self.mixed:
+                ranges, epochs, pieces = self.mixed.pieces_in(self.names.index(component), first, stop)
+                at, begin, end = pieces.row, 0, self.mixed.num_rows
+            else:
+                ranges, pieces = self.buffered[component].of_pass(epoch).pieces_of(first, stop)
+                at, epochs = epoch * self.rows[component] + pieces.row, np.full(len(ranges), epoch)
             inside = (at >= begin) & (at < end)
             ranges, start, piece_first = ranges[inside], pieces.start[inside], pieces.first[inside]
             low = np.maximum(piece_first, first[ranges])
             high = np.minimum(piece_first + pieces.length[inside], stop[ranges])
             which.append(ranges)
             positions.append(at[inside])
+            of_pass.append(epochs[inside])
             found.append(np.stack([start + low - piece_first, low, high]))
-        draws = self._draws_at(component, np.concatenate(positions))
+        draws = self._draws_at(component, np.concatenate(positions))._replace(epoch=np.concatenate(of_pass))
         return np.concatenate(which), draws, Runs(np.arange(len(draws.row)), *np.concatenate(found, axis=1))
 
     def of_rows(self, component: Component, rows: Int[np.ndarray, " n"]) -> Draws:
@@ -132,9 +163,9 @@ class TracedOrder:
         """Return the draws of these positions in a component, with `row` the position's row of its pass."""
         if not len(positions):
             return Draws(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)
-        sequences = np.full(len(positions), -1, np.int64)
+        sequences = positions + self.mixed.first if self.mixed else np.full(len(positions), -1, np.int64)
         number, size = self.names.index(component), self.schedule.order.block_sequences
-        for stage in self.schedule.stages:
+        for stage in () if self.mixed else self.schedule.stages:
             per_block = dict(zip(stage.names, stage.counts, strict=True)).get(component, 0)
             if not per_block:
                 continue
@@ -161,5 +192,5 @@ class TracedOrder:
         firsts = np.array([self.schedule.sequences_before(int(start)) for start in starts])
         segment = np.searchsorted(firsts, sequences, side="right") - 1
         updates, places = np.divmod(sequences - firsts[segment], sizes[segment])
-        epochs, rows = np.divmod(positions, self.rows[component])
+        epochs, rows = (np.zeros_like(positions), positions) if self.mixed else np.divmod(positions, self.rows[component])
         return Draws(starts[segment] + updates, places, np.full(len(positions), number), epochs, rows)

@@ -2,7 +2,7 @@
 
 The main line has the final configuration of the run from its first step. `first-runs` has the earlier configuration, which lost its expert
 balance. Six changes followed, and six dense layers instead of three made a new run necessary. Phase 3 draws from document buffers,
-`phase-3-without-buffer` from permuted rows. `trinity.yaml` lists public notes and this project's choices.
+`phase-3-mixed-buffer` from one buffer over all components, `phase-3-without-buffer` from permuted rows. `trinity.yaml` lists public notes and this project's choices.
 """
 
 from phasewise.flows.recipes.facts import with_facts
@@ -108,6 +108,8 @@ PHASE_3 = continued(
 END_4 = END_3 + steps_for(EXTENSION_TOKENS, sequences=AFTER, seq_len=SEQ_LEN)
 CONTEXT_EXTENSION = context_extension(PHASE_3, seq_len=SEQ_LEN_LONG, learning_rate=(cosine(END_3, END_4, FLOOR, FLOOR / 2),))
 
+PHASE_3_MIXED_BUFFER = PHASE_3.but(name="phase-3-mixed-buffer", branch=True, order=PHASE_3.order.but(buffer_over="mixture"))
+
 PHASE_3_WITHOUT_BUFFER = continued(
     PHASE_2,
     name="phase-3-without-buffer",
@@ -131,7 +133,9 @@ FIRST_RUNS = PHASE_1.but(
 )
 
 SFT = instruction(CONTEXT_EXTENSION, peak=PEAK)
-PHASES = with_facts("trinity-large", (PHASE_1, PHASE_2, PHASE_3, CONTEXT_EXTENSION, SFT, PHASE_3_WITHOUT_BUFFER, FIRST_RUNS))
+PHASES = with_facts(
+    "trinity-large", (PHASE_1, PHASE_2, PHASE_3, CONTEXT_EXTENSION, SFT, PHASE_3_MIXED_BUFFER, PHASE_3_WITHOUT_BUFFER, FIRST_RUNS)
+)
 
 TRINITY_LARGE = Recipe(
     name="trinity-large",

@@ -90,10 +90,14 @@ def average_grafted(raw: Raw) -> None:
     start["declares"] = ["ema"]
 
 
+def mixed_buffer(raw: Raw) -> None:
+    raw["phases"][0]["order"] |= {"buffer_documents": 8, "buffer_over": "mixture"}
+
+
 WHOLE: dict[str, Callable[[Raw], None]] = {
     "phases.stop_step": stop_earlier, "phases.learning_rate.start_step": end_first_segment_later,
     "phases.learning_rate.end_step": end_first_segment_later, "phases.start<HandOff>.fresh": average_afresh,
-    "phases.start<HandOff>.graft.part": average_grafted,
+    "phases.start<HandOff>.graft.part": average_grafted, "phases.order.buffer_over": mixed_buffer,
 }  # fmt: skip
 """Fields that change together with another one."""
 EDITS: dict[str, Any] = {

@@ -75,16 +75,18 @@ def test_a_branch_is_asked_with_its_lineage_up_to_where_it_leaves_it(world: Worl
 STEPS = range(53, 61)
 
 
-def test_a_row_names_every_document_that_it_has_tokens_of_and_each_document_finds_its_rows(world: World):
-    found = [row for step in STEPS for row in world.ask("/buffered", step=step)["rows"]]
+@pytest.mark.parametrize("phase", ["buffered", "mixed"])
+def test_a_row_names_every_document_that_it_has_tokens_of_and_each_document_finds_its_rows(world: World, phase: str):
+    found = [row for step in STEPS for row in world.ask(f"/{phase}", step=step)["rows"]]
     documents = {name: world.documents(name) for name in ("medu_science_qa", "dolmino_stackexchange", "flan")}
     rows: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in found:
         rows.setdefault((row["step"], row["row"]), []).append(row)
-    loader = Loader(run_of(world.recipe, world.home, "buffered"))
+    loader = Loader(run_of(world.recipe, world.home, phase))
     for step in STEPS:
         for number, expected in enumerate(loader.batch(step - 1).tokens):
             pieces = rows.pop((step, number))
+            assert len({piece["component"] for piece in pieces}) <= (3 if phase == "mixed" else 1)
             assert [piece["at"] for piece in pieces] == np.cumsum([0, *(piece["tokens"] for piece in pieces)])[:-1].tolist()
             tokens = [documents[p["component"]][p["document"]][p["offset"] : p["offset"] + p["tokens"]] for p in pieces]
             np.testing.assert_array_equal(np.concatenate(tokens), expected)
@@ -92,7 +94,7 @@ def test_a_row_names_every_document_that_it_has_tokens_of_and_each_document_find
     assert any(row["offset"] and row["at"] for row in found), "a document goes on in the middle of a row"
     assert {row["cache_row"] for row in found} == {None}
     files = ("one/text.jsonl", "two/text.jsonl")
-    backward = [row for name in files for row in world.ask("/buffered", source_file=name)["rows"] if row["phase"] == "buffered"]
+    backward = [row for name in files for row in world.ask(f"/{phase}", source_file=name)["rows"] if row["phase"] == phase]
     assert Counter(map(key, backward)) == Counter(map(key, found))
 
 

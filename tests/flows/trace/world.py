@@ -57,14 +57,15 @@ def traced_recipe(sources: Path) -> Recipe:
         "learning_rate": rate(45, 50), "mixture": [[0, {"flan": 100.0}]], "branch": True,
     }  # fmt: skip
     buffered: dict[str, Any] = {**third, "name": "buffered", "order": {**third["order"], "buffer_documents": 3}, "branch": True}
-    for phase in (second, third, branch, buffered):
+    mixed: dict[str, Any] = {**buffered, "name": "mixed", "order": {**buffered["order"], "buffer_over": "mixture"}}
+    for phase in (second, third, branch, buffered, mixed):
         phase["order"] = dict(phase["order"]) | {"cut_blocks": True}
     second["checkpoints"] = {**second["checkpoints"], "at_steps": [45]}
     first["order"]["cut_blocks"] = True
     named = {name: Source(url=(sources / name).as_uri(), include=("**/*.jsonl",), format="jsonl") for name in COMPONENTS}
     raw["sources"] = {name: source.model_dump(mode="json") for name, source in named.items()}
     raw["tokenizer"] = {"name": None, "vocab_size": VOCAB_SIZE, "components": None}
-    return Recipe.model_validate({**raw, "phases": [first, second, third, branch, buffered]})
+    return Recipe.model_validate({**raw, "phases": [first, second, third, branch, buffered, mixed]})
 
 
 def write_sources(folder: Path) -> None:

@@ -16,7 +16,7 @@ from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.document_buffer import BufferedComponent
+from phasewise.trainer.data.document_buffer import BufferedComponent, BufferedMixture
 from phasewise.trainer.data.loader import Loader, changed_since
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
@@ -133,20 +133,25 @@ def test_a_large_index_is_checked_where_its_footer_says_that_it_may_name_the_fil
 ORDER = {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "buffer_documents": 8}
 
 
-@pytest.fixture(scope="module")
-def run(make_run: MakeRun) -> RunConfig:
+@pytest.fixture(scope="module", params=["component", "mixture"])
+def run(make_run: MakeRun, request: pytest.FixtureRequest) -> RunConfig:
     rate = [{"kind": "constant", "start_step": 0, "end_step": 60, "start": 1e-3, "end": 1e-3}]
-    return make_run("from buffers", order=ORDER, stop_step=60, batch=[[0, 4], [10, 8]], learning_rate=rate)
+    order = {**ORDER, "buffer_over": request.param}
+    return make_run(
+        f"from buffers over a {request.param}", order=order, start_step=4, stop_step=60, batch=[[0, 4], [10, 8]], learning_rate=rate
+    )
 
 
 def test_another_size_is_another_order_and_a_resume_with_it_is_refused(run: RunConfig, make_run: MakeRun):
     contract = Loader(run).contract()
-    assert (contract["packing"], contract["buffer"]) == ("buffer", {"documents": 8, "version": 1})
-    for documents, names in ((16, ["buffer"]), (None, ["buffer", "packing"])):
-        other = run.but(order=run.order.but(buffer_documents=documents))
+    over, changed = run.order.buffer_over, {"component": "mixture", "mixture": "component"}[run.order.buffer_over]
+    assert contract["packing"] == "buffer"
+    assert contract["buffer"] == {"documents": 8, "version": 1, **({"over": over} if over == "mixture" else {})}
+    for documents, other_over, names in ((16, over, ["buffer"]), (8, changed, ["buffer"]), (None, "component", ["buffer", "packing"])):
+        other = run.but(order=run.order.but(buffer_documents=documents, buffer_over=other_over))
         assert other.digest != run.digest
         assert changed_since(contract, Loader(other).contract(), other) == names
-        assert not np.array_equal(Loader(other).batch(3).tokens, Loader(run).batch(3).tokens)
+        assert not np.array_equal(Loader(other).batch(5).tokens, Loader(run).batch(5).tokens)
 
 
 def traced(run: RunConfig) -> TracedOrder:
@@ -155,8 +160,11 @@ def traced(run: RunConfig) -> TracedOrder:
         name: BufferedComponent(name, TokenCache.open(run.caches[name]), run.order, run.model.seq_len)
         for name in schedule.realised(run.start_step, run.stop_step)
     }
-    rows = {name: one.num_rows for name, one in buffered.items()}
-    return TracedOrder(schedule, run.batch, run.start_step, run.stop_step, rows, buffered)
+    rows, mixed = {name: one.num_rows for name, one in buffered.items()}, None
+    if run.order.buffer_over == "mixture":
+        caches = {name: TokenCache.open(run.caches[name]) for name in schedule.components_from(run.start_step)}
+        mixed = BufferedMixture(schedule, caches, run.model.seq_len, run.start_step, run.stop_step)
+    return TracedOrder(schedule, run.batch, run.start_step, run.stop_step, rows, buffered, mixed)
 
 
 def test_a_trace_names_the_tokens_of_every_row_and_finds_each_document_again(run: RunConfig):
@@ -185,6 +193,28 @@ def test_a_trace_names_the_tokens_of_every_row_and_finds_each_document_again(run
         backward.update((name, *row) for row in zip(*(draws[:2]), *(draws[3:]), *(runs[1:]), strict=True))
     assert backward == forward
     assert {piece[3] for piece in forward} >= {0, 1}, "more than one pass"
+
+
+def test_a_buffer_over_the_mixture_has_its_shares_and_draws_each_token_once_in_a_pass(run: RunConfig):
+    if not (mixed := traced(run).mixed):
+        return
+    schedule, tokens = MixtureSchedule.of_run(run), Counter[tuple[int, int]]()
+    drawn: dict[tuple[int, int], list[np.ndarray]] = {}
+    parts = [mixed.split(mixed.row(row)) for row in range(mixed.num_rows)]
+    for components, epochs, pieces in parts:
+        for component, epoch, first, length in zip(components, epochs, pieces.first, pieces.length, strict=True):
+            drawn.setdefault((int(component), int(epoch)), []).append(np.arange(first, first + length))
+            tokens[int(component)] += int(length)
+    assert max(len(set(components.tolist())) for components, _, _ in parts) > 1, "a row with several components"
+    held = 16 * 30 + 2 * run.model.seq_len  # tokens of a full buffer of documents of at most 30 tokens, and rows that are cut
+    for number, name in enumerate(schedule.components()):
+        assert abs(tokens[number] - run.model.seq_len * schedule.realised(run.start_step, run.stop_step)[name]) <= held
+    for (component, epoch), found in drawn.items():
+        assert len(np.unique(all_of := np.concatenate(found))) == len(all_of)
+        inside = (
+            min(number for one, number in drawn if one == component) < epoch < max(number for one, number in drawn if one == component) - 8
+        )
+        assert not inside or len(all_of) == TokenCache.open(run.caches[schedule.components()[component]]).manifest.tokens
 
 
 def test_an_index_that_leaves_out_tokens_is_refused(tmp_path: Path):

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from phasewise.trainer.config import Component, RunConfig
 from phasewise.trainer.data.cache import TokenCache, TokenRange, build_maps, fetch
-from phasewise.trainer.data.document_buffer import BufferedComponent
+from phasewise.trainer.data.document_buffer import BufferedComponent, BufferedMixture
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import ComponentRows, RowRule
 from phasewise.trainer.data.permutation import Permutation, derive_key
@@ -51,10 +51,13 @@ def order_evidence(run: RunConfig, limits: OrderLimits) -> tuple[pd.DataFrame, p
     steps = np.array(sorted({run.start_step, run.stop_step, *changes}))
     before = [schedule.realised(0, int(step)) for step in steps]
     maps = build_maps()
-    drawn = list[_Drawn]()
+    drawn, mixed = list[_Drawn](), None
+    if run.order.buffer_over == "mixture":
+        caches = {name: TokenCache.open(run.caches[name], maps) for name in schedule.components_from(run.start_step)}
+        mixed = BufferedMixture(schedule, caches, run.model.seq_len, run.start_step, run.stop_step)
     for name in schedule.realised(run.start_step, run.stop_step):
         cache = TokenCache.open(run.caches[name], maps)
-        found = _Drawn(run, name, cache, steps, np.array([each.get(name, 0) for each in before]))
+        found = _Drawn(run, name, cache, steps, np.array([each.get(name, 0) for each in before]), mixed)
         if found.rows:
             drawn.append(found)
     shifts = [row for each in drawn for row in _shift_rows(each)] if limits.max_shift_deviations is not None else []
@@ -78,18 +81,26 @@ def order_evidence(run: RunConfig, limits: OrderLimits) -> tuple[pd.DataFrame, p
 class _Drawn:
     """The positions `[first, stop)` since step 0 that a phase draws of a component, in epochs of `rows` rows."""
 
-    def __init__(self, run: RunConfig, name: Component, cache: TokenCache, steps: np.ndarray, positions: np.ndarray):
+    def __init__(
+        self, run: RunConfig, name: Component, cache: TokenCache, steps: np.ndarray, positions: np.ndarray, mixed: BufferedMixture | None
+    ):
         self.name, self.laid = name, ComponentRows(cache, RowRule(run.packing), run.model.seq_len)
         self.rows = self.laid.num_rows
         self.first, self.stop = int(positions[0]), int(positions[-1])
         self.steps, self.positions = steps, positions
-        has_buffer = run.order.buffer_documents is not None
+        if mixed:  # positions in the phase, because rows have several components
+            schedule = MixtureSchedule.of_run(run)
+            self.positions = np.array([schedule.sequences_before(int(step)) - mixed.first for step in steps])
+        self._mixed, self._number = mixed, MixtureSchedule.of_run(run).components().index(name)
+        has_buffer = run.order.buffer_documents is not None and mixed is None
         self._buffered = BufferedComponent(name, cache, run.order, run.model.seq_len) if has_buffer else None
         self._permutations: dict[int, Permutation] = {}  # epoch → the loader's permutation of rows, or of documents that enter a buffer
         first_epoch = self.first // self.rows if self.rows else 0
         for epoch in range(first_epoch, min(-(-self.stop // self.rows), first_epoch + MAX_EPOCHS) if self.rows else 0):
             key = derive_key("component", run.order.seed, name, epoch)
             permutation = Permutation(run.order.permutation, length=self.rows, key=key)
+            if mixed:
+                permutation = mixed.stream_of(self._number, epoch)[0]
             self._permutations[epoch] = self._buffered.of_pass(epoch).stream if self._buffered else permutation
 
     def measures(self) -> list[Measure]:
@@ -97,26 +108,27 @@ class _Drawn:
         of_epochs: list[list[Measure]] = []
         for epoch, permutation in self._permutations.items():
             first = max(0, self.first - epoch * self.rows)
-            near = first if self._buffered is None else first * permutation.length // self.rows
+            near = first * permutation.length // self.rows  # of rows, or of the documents that enter a buffer
             of_epochs.append(measure_order(take_sample(permutation.length, permutation, permutation.inverse, near=near)))
         return [most_surprising(of_measure) for of_measure in zip(*of_epochs, strict=True)]
 
     def in_order(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the sorted positions at which the phase draws the rows (with a buffer, their middle tokens), and each position's row."""
-        of_epochs: list[np.ndarray] = []
+        middles = rows * self.laid.seq_len + self.laid.seq_len // 2
+        found: list[tuple[np.ndarray, np.ndarray]] = []
         for epoch, permutation in self._permutations.items():
-            if self._buffered is None:
-                of_epochs.append(epoch * self.rows + permutation.inverse(rows))
-            else:
-                seq_len = self.laid.seq_len
-                middles = rows * seq_len + seq_len // 2
-                has_row, pieces = self._buffered.of_pass(epoch).pieces_of(middles, middles + 1)
-                of_epochs.append(np.full(len(rows), -1))
-                of_epochs[-1][has_row] = epoch * self.rows + pieces.row
-        positions = np.concatenate(of_epochs)
-        which = np.argsort(positions)
-        which = which[(positions[which] >= self.first) & (positions[which] < self.stop)]
-        return positions[which], which % len(rows)
+            if self._buffered:
+                which, pieces = self._buffered.of_pass(epoch).pieces_of(middles, middles + 1)
+                found.append((epoch * self.rows + pieces.row, which))
+            elif self._mixed is None:
+                found.append((epoch * self.rows + permutation.inverse(rows), np.arange(len(rows))))
+        if self._mixed:
+            which, _, pieces = self._mixed.pieces_in(self._number, middles, middles + 1)
+            found.append((pieces.row, which))
+        positions, which = np.concatenate([np.empty((2, 0), np.int64), *(np.array(each) for each in found)], axis=1)
+        in_order = np.argsort(positions, kind="stable")
+        in_order = in_order[(positions[in_order] >= self.positions[0]) & (positions[in_order] < self.positions[-1])]
+        return positions[in_order], which[in_order]
 
 
 def _shift_rows(drawn: _Drawn) -> list[dict[str, Any]]:

@@ -100,6 +100,11 @@ def test_of_a_document_buffer_it_says_where_each_token_is_drawn(caches: dict[str
     check_drawn(run, tables["shifts"])
     assert reasons != {}
     assert failing(run.but(order=run.order.but(permutation="feistel")))[1] == {}
+    mixed = run.but(order=run.order.but(buffer_over="mixture"))
+    (of_component, of_mixture), names = (tables["shifts"].iloc[0], failing(mixed)[0]["shifts"].iloc[0]), ["before", "after"]
+    assert of_mixture["change_at_step"] == of_component["change_at_step"] > 10
+    assert of_mixture[names].to_list() == pytest.approx(of_component[names].to_list(), abs=0.05)
+    assert failing(mixed.but(order=mixed.order.but(permutation="feistel")))[1] == {}
 
 
 def files_drawn(run: RunConfig, start: int, stop: int) -> list[int]:
