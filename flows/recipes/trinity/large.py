@@ -2,7 +2,8 @@
 
 The main line has the final configuration of the run from its first step. `first-runs` has the earlier configuration, which lost its expert
 balance. Six changes followed, and six dense layers instead of three made a new run necessary. Phase 3 draws from document buffers,
-`phase-3-mixed-buffer` from one buffer over all components, `phase-3-without-buffer` from permuted rows. `trinity.yaml` lists public notes and this project's choices.
+`phase-3-mixed-buffer` from one buffer over all components, `phase-3-without-buffer` from permuted rows. `trinity.yaml` lists public notes
+and this project's choices.
 """
 
 from phasewise.flows.recipes.facts import with_facts
