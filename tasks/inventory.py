@@ -300,7 +300,7 @@ class _Inventory:
         result = self.add_sealed(run.result, AGAIN) or {}
         digest, weights = result.get("run_digest"), result.get("params_digest")
         written = read_run(run.path)
-        if result and (written is None or digest not in (written.digest, written.digest_with_places)):
+        if result and (written is None or digest != written.digest):
             self.add(run.run_file, AGAIN)
             self.add(run.result, AGAIN)  # one of the two is of another run
         for path in (run.conditions, run.passed_over, run.question, run.question.with_suffix(".decision.json")):

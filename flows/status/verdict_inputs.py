@@ -17,15 +17,14 @@ from phasewise.trainer.base.frozen import in_one_line
 from phasewise.trainer.base.identity import digest_of_json, read_sealed
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path
-from phasewise.trainer.config import MixtureShares, RunConfig, Steps, without_added
+from phasewise.trainer.config import MixtureShares, RunConfig, Steps
 from phasewise.trainer.config.run import ADDED_LATER
-from phasewise.trainer.data.loader import Loader, compared_by, with_contents
+from phasewise.trainer.data.loader import Loader
 from phasewise.validations.limits import accepted_in
 from phasewise.validations.verdict import Verdict
 
-IN_ORDER = ("start_step", "stop_step", "batch", "mixture", "order")
+IN_ORDER = ("start_step", "stop_step", "batch", "mixture", "order", "packing", "loss_on")
 TRAINED_AS = ("model", "optimizer", "learning_rate", "stability", "batch", "mixture", "order", "packing", "loss_on")
-ROWS = ("packing", "loss_on")  # newer fields. Older runs lack them, and the digests of older verdicts have no default values of them
 COMPARED_OTHERWISE = {"batch", "mixture", "components", "seq_len", "packing", "packing_version", "loss_on"}
 
 
@@ -53,9 +52,8 @@ def judge_data(resolved: Resolved, phase: Phase, gate: Callable[..., Verdict]) -
 def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, str]:
     """Input → digest, of a verdict on data: the order of rows, the test items, the limits on unreadable records, and the hand-off."""
     settings = run.model_dump(mode="json", include=set(IN_ORDER))
-    rows = without_added({"packing": run.packing, "loss_on": run.loss_on})
     found = {
-        "order": digest_of_json({**settings, "seq_len": run.model.seq_len, **rows}),
+        "order": digest_of_json({**settings, "seq_len": run.model.seq_len}),
         "test items": resolved.items_key(phase),
         "unreadable": unreadable_key(phase, resolved.plan),
     }
@@ -68,10 +66,7 @@ def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, st
     if isinstance(phase.start, HandOff) and run.start is not None:
         run_file = RunFolder(as_path(run.start.checkpoint).parents[1]).run_file
         parent = _as_trained(resolved.recipe.phase(phase.start.parent), run_file)
-        compared: dict[str, Any] = {}
-        for one in (parent, phase):
-            defaults = {name for name in ROWS if getattr(one, name) == ADDED_LATER[name]}
-            compared[one.name] = one.model_dump(mode="json", include={*TRAINED_AS, "slice"} - defaults)
+        compared = {one.name: one.model_dump(mode="json", include={*TRAINED_AS, "slice"}) for one in (parent, phase)}
         drawn, earlier_order = resolved.recipe.drawn_before(phase)
         decided = {
             "declared": [name for name in phase.start.declares if not resolved.recipe.is_scaled or name != "slice"],
@@ -98,7 +93,7 @@ def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> tuple[tuple[
     checkpoint = Path(run.start.checkpoint)
     parent = _as_trained(recipe.phase(phase.start.parent), RunFolder(checkpoint.parents[1]).run_file)
     found: dict[str, Pair] = {name: both_in_words(*pair) for name, pair in recipe.changes_of(phase, parent).items()}
-    contract = with_contents(read_about(checkpoint)["contract"], run)
+    contract = read_about(checkpoint)["contract"]
     declared = tuple(name for name in phase.start.declares if not recipe.is_scaled or name != "slice")
     return declared, {**changes_of_contract(contract, Loader(run).contract(), run.start_step), **found}
 
@@ -108,7 +103,7 @@ def _as_trained(parent: Phase, run_file: Path) -> Phase:
         return parent
     trained = read_sealed(run_file)
     try:
-        return parent.but(**{name: trained.get(name, ADDED_LATER[name]) if name in ROWS else trained[name] for name in TRAINED_AS})
+        return parent.but(**{name: trained[name] for name in TRAINED_AS})
     except (KeyError, ValidationError) as error:
         raise TrainingError(
             f"{run_file} must have the settings of phase {parent.name}, and is invalid ({in_one_line(error)}): train {parent.name} again."
@@ -123,8 +118,7 @@ def changes_of_contract(before: Mapping[str, Any], after: Mapping[str, Any], sta
         "mixtures so far": [dict(Steps[MixtureShares].model_validate(one["mixture"]).within(0, start_step)) for one in contracts],
     }
     for component in sorted(before["components"].keys() & after["components"].keys()):
-        caches = [one["components"][component] for one in contracts]
-        pairs[f"data of {component}"] = [cache[compared_by(*caches)] for cache in caches]
+        pairs[f"data of {component}"] = [one["components"][component].get("content") for one in contracts]
     pairs["packing"] = []
     for one in contracts:
         kind, version = one["packing"], one.get("packing_version")

@@ -24,7 +24,7 @@ from phasewise.trainer.checkpoints.files import is_committed, saved_steps
 from phasewise.trainer.config import Component
 from phasewise.trainer.data.cache import TokenCache, build_maps
 from phasewise.trainer.data.document_buffer import BufferedComponent, BufferedMixture
-from phasewise.trainer.data.loader import CONTRACT_OF_ROWS, Loader, changed_since, compared_by, packing_of
+from phasewise.trainer.data.loader import Loader, changed_since
 from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, Split
 from phasewise.trainer.data.packing import ComponentRows, DocumentIndex, RowRule
 from phasewise.trainer.data.trace import Draws, Runs, TracedOrder
@@ -189,32 +189,18 @@ def _trained(resolved: Resolved, phase: Phase, indices: Mapping[Component, Docum
         was: dict[str, Any] = read_json(last)["contract"]
     elif (written := read_run(folder)) is None:
         return TrainedOrder("otherwise", ("the run file in its folder is invalid",))
+    elif written.caches.keys() != run.caches.keys():
+        return TrainedOrder("otherwise", ("mixture",))
     else:
-        noted = noted_caches(folder, written)
-        components = {
-            name: {"manifest": written.cache_name(name), "rows": now["components"].get(name, {}).get("rows")}
-            | ({"content": noted[name]} if name in noted else {})
-            for name in written.caches
-        }
-        was = {
-            **{name: value for name, value in now.items() if name not in CONTRACT_OF_ROWS},
-            **{name: getattr(written.order, name) for name in ("seed", "block_sequences", "rounding", "first_step")},
-            "permutation": {**now["permutation"], "kind": written.order.permutation},
-            **packing_of(written),
-            "seq_len": written.model.seq_len,
-            "batch": written.batch.model_dump(mode="json"),
-            "mixture": written.mixture.model_dump(mode="json"),
-            "components": components,
-        }
+        was, noted = Loader(written.but(caches=run.caches, cache_digests=run.cache_digests)).contract(), noted_caches(folder, written)
+        for name, cache in was["components"].items():
+            cache["content"] = noted.get(name, cache["content"] if written.cache_name(name) == run.cache_name(name) else None)
     differs: list[str] = []
-    for name in changed_since(was, now, run):
-        if name != "components" or name not in was:
+    for name in changed_since(was, now):
+        if name != "components":
             differs.append(name.replace("_", " "))
             continue
         before, after = was[name], now[name]
-        for one in sorted({*before, *after}):
-            pair = before.get(one), after.get(one)
-            fields = (compared_by(*pair), "rows") if None not in pair else ()
-            if not fields or [pair[0][field] for field in fields] != [pair[1][field] for field in fields]:
-                differs.append(f"the cache of {one}")
+        kept = {one for one in before.keys() & after.keys() if changed_since({name: {one: before[one]}}, {name: {one: after[one]}}) == []}
+        differs += [f"the cache of {one}" for one in sorted({*before, *after} - kept)]
     return TrainedOrder("otherwise" if differs else "as traced", tuple(differs), read_skipped_steps(folder))

@@ -223,7 +223,7 @@ def read_trained(files: HomeFiles, run_name: str, phase: str, field: str) -> Tra
     run = None if written is None else files.tried(f"{field}.settings", lambda: RunConfig.model_validate(written), ValidationError)
     if run is None or not isinstance(result, dict):
         return None
-    if result.get("run_digest") not in (run.digest, run.digest_with_places):
+    if result.get("run_digest") != run.digest:
         files.problem(f"{field}.run_digest", f"result.json says {str(result.get('run_digest'))[:16]}, run.json has {run.digest[:16]}")
     return Trained(run, result, folder, f"{folder}/{CHECKPOINTS_NAME}/{run.stop_step}")
 

@@ -51,7 +51,7 @@ def finished_result(run: RunConfig, plan: DataPlan | None = None, digests: Known
     if result is None:
         return None
     digest = result.get("run_digest")
-    if written is not None and digest not in (written.digest, written.digest_with_places):  # an older result has the latter
+    if written is not None and digest != written.digest:
         return None
     if digest != run.digest and (written is None or not is_same(written, run, plan)):
         return None

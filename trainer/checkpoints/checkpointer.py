@@ -244,7 +244,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         path = self.folder / str(step)
         about = read_about(path)
         check_same_run(path, about["run"], self._run)
-        changed = changed_since(about["contract"], contract, self._run)
+        changed = changed_since(about["contract"], contract)
         known = SkippedSteps(tuple(Window(*window) for window in contract.get(CONTRACT_NAME, ())))
         if known.standing(step, about["contract"]) != "valid":
             changed = [*changed, CONTRACT_NAME]

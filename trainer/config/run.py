@@ -172,12 +172,6 @@ class RunConfig(Frozen):
         paths = [path for path in MAY_CHANGE if path.partition(".")[0] not in BIND_THE_RESULT]
         return {**without_fields(self.model_dump(mode="json"), paths), "caches": {name: self.cache_name(name) for name in self.caches}}
 
-    @property
-    def digest_with_places(self) -> str:
-        """The digest with paths, used in earlier results."""
-        without = {"execution", "instrumentation", "evaluation", "until_step", "cache_digests"}
-        return digest_of_json(without_added(self.model_dump(mode="json", exclude=without)))
-
     def cache_name(self, component: Component) -> str:
         """Return the identity of a cache's content: its digest, or the folder's name if it contains the key, or else its path."""
         folder = self.caches[component]

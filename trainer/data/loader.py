@@ -6,7 +6,6 @@ If the order has a document buffer: mixture → position in the component → ro
 from collections import deque
 from collections.abc import Container, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -16,11 +15,9 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from phasewise.trainer.base.errors import ConfigError, DataError
-from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.config import Component, RunConfig
 from phasewise.trainer.data.cache import TokenCache, TokenRange, build_maps, fetch
 from phasewise.trainer.data.document_buffer import BUFFER_VERSION, BufferedComponent, BufferedMixture
-from phasewise.trainer.data.manifest import MANIFEST_NAME, read_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import PACKING_VERSION, PLAIN, ComponentRows, RowRule
 from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, Permutation, derive_key
@@ -29,7 +26,6 @@ from phasewise.trainer.skipped_steps import CONTRACT_NAME
 Contract = Mapping[str, Any]
 SPAN_SEQUENCES = 2048  # the order is computed and cached in spans of so many sequences
 SPANS_KEPT = 16
-CONTRACT_OF_ROWS = ("packing", "packing_version", "loss_on", "buffer")  # all fields that `packing_of` can have
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,39 +236,13 @@ def packing_of(run: RunConfig) -> dict[str, Any]:
     return {"packing": run.packing, "packing_version": PACKING_VERSION, **answers}
 
 
-def with_contents(contract: Contract, run: RunConfig) -> dict[str, Any]:
-    """Return the contract with the content of each cache, from kept manifests for contracts of earlier versions."""
-    components: dict[str, dict[str, Any]] = {}
-    for name, cache in contract["components"].items():
-        components[name] = cache
-        if "content" in cache or name not in run.caches:
-            continue
-        for path in sorted(as_path(run.caches[name]).parent.glob(f"*/{MANIFEST_NAME}")):
-            with suppress(DataError):
-                manifest = read_manifest(path.parent)
-                if manifest.digest == cache["manifest"]:
-                    components[name] = {**cache, "content": manifest.content}
-                    break
-    return {**contract, "components": components}
-
-
-def compared_by(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the field by which two contracts' entries for a cache are compared."""
-    return "content" if "content" in was and "content" in now else "manifest"
-
-
-def changed_since(was: Contract, now: Contract, run: RunConfig) -> list[str]:
-    """Return the names of the contract's fields that have changed since a checkpoint of the run.
+def changed_since(was: Contract, now: Contract) -> list[str]:
+    """Return the names of the contract's fields that have changed since a checkpoint, with caches compared by content.
 
     Updates that the run has skipped since do not change the order (`trainer.skipped_steps` compares them).
     """
-    if was == now:
-        return []
     changed = {name for name in {*was, *now} - {CONTRACT_NAME, "components"} if was.get(name) != now.get(name)}
-    before, after = with_contents(was, run)["components"], now["components"]
-    for component in {*before, *after}:
-        one, other = before.get(component), after.get(component)
-        by = compared_by(one or {}, other or {})
-        if one is None or other is None or (one[by], one["rows"]) != (other[by], other["rows"]):
-            changed.add("components")
+    before, after = ({name: (cache["rows"], cache.get("content")) for name, cache in one["components"].items()} for one in (was, now))
+    if before != after:
+        changed.add("components")
     return sorted(changed)

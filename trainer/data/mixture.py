@@ -180,41 +180,15 @@ class MixtureSchedule:
         return {name: stage.used.get(name, 0) + drawn.get(name, 0) for name in {*stage.used, *drawn}}
 
     def _advise(self, before: Stage, stage: Stage) -> str:
-        """Name steps at which a stage could start on the grid, or else a change of the batch schedule that would move the grid."""
-        batches, block = self._batch, self.order.block_sequences
-        # Steps near the stage's first that end a block, with the same batch size. Both stages must keep a step
-        changes = [step for step, _ in batches.root[1:]]
-        start = max(before.first_step, *(step for step in (0, *changes) if step < stage.first_step))
-        ends = [step for step in changes if step >= stage.first_step] + [s.first_step - 1 for s in self.stages[stage.number + 1 :]]
-        last = min(ends, default=None)
-        near = self._ends_of_blocks(before, start, stage.first_step)
-        good = [step for step in near if max(start - 1, before.first_step) < step and (last is None or step <= last)]
-        if good:
-            return f"start it at step {' or '.join(map(str, good))}, or "
-        edges = [*batches.within(before.first_step, stage.first_step), (stage.first_step, 0)]
-        for (start, size), (end, following), (after, _) in reversed(list(zip(edges, edges[1:], edges[2:], strict=False))):
-            rest = sequences_between(batches, after, stage.first_step) if after < stage.first_step else 0
-            near = self._ends_of_blocks(before, start, end) if size % block else ()
-            good = [step for step in near if start < step < after and (following * (after - step) + rest) % block == 0]
-            if good:
-                ended = " or ".join(map(str, good))
-                return f"the batches of {size} sequences in steps {start} to {end} put it out; end them at step {ended}, or "
-        return ""
-
-    def _ends_of_blocks(self, stage: Stage, start: int, near: int) -> tuple[int, ...]:
-        """Return the last step before `near`, and the first step from `near` on, that end a block of `stage` with step `start`'s batches.
-
-        They solve offset + size · k ≡ 0 modulo the block.
-        """
-        block, size = self.order.block_sequences, self._batch.at(start)
-        offset = (self.sequences_before(start) - stage.first_sequence) % block
-        divisor = math.gcd(size, block)
-        if offset % divisor:
-            return ()
-        period = block // divisor
-        first = start + (-offset // divisor * pow(size // divisor, -1, period)) % period
-        later = first + max(0, -(-(near - first) // period)) * period
-        return later - period, later
+        """Name the nearest steps with this batch size at which the stage could start on the grid. Both stages must keep a step."""
+        block, first = self.order.block_sequences, stage.first_step
+        changes = [step for step, _ in self._batch.root[1:]]
+        start = max([first - block, before.first_step + 1, *(step for step in changes if step < first)])
+        ends = [step for step in changes if step >= first] + [following.first_step - 1 for following in self.stages[stage.number + 1 :]]
+        steps = range(start, min([first + block, *ends]) + 1)
+        good = [step for step in steps if (self.sequences_before(step) - before.first_sequence) % block == 0]
+        near = [*[step for step in good if step < first][-1:], *[step for step in good if step > first][:1]]
+        return f"start it at step {' or '.join(map(str, near))}, or " if near else ""
 
 
 @lru_cache(maxsize=16)

@@ -272,26 +272,6 @@ def test_both_limits_are_held_to_exactly(weights: list[int], block: int, roundin
             check_shares(shares, blocks, step=0, **limits)
 
 
-ADVICE = re.compile(r"in steps (\d+) to (\d+) put it out; end them at step ([\d or]+),")
-
-
-def said_of(batch: Steps[int], step: int, block: int) -> str:
-    try:
-        two_stages(batch, step, block)
-    except ConfigError as refusal:
-        return str(refusal)
-    return ""
-
-
-@given(batch=SIZES, step=st.integers(1, 60), block=st.integers(2, 48))
-def test_batches_that_end_where_it_is_said_put_the_grid_out_no_more(batch: list[tuple[int, int]], step: int, block: int):
-    sizes = Steps[int](((0, batch[0][1]), *sorted(batch[1:])))
-    if advice := ADVICE.search(said_of(sizes, step, block)):
-        for end in map(int, advice[3].split(" or ")):
-            moved = Steps[int](tuple((end if at == int(advice[2]) else at, size) for at, size in sizes.root))
-            assert said_of(moved, step, block) == ""
-
-
 @given(weights=WEIGHTS, times=st.integers(1, 9), rounding=ROUNDINGS)
 def test_a_block_has_the_shares_that_it_can_express(weights: list[int], times: int, rounding: str):
     counts = block_counts(shares_of(weights), blocks_of(times * sum(weights), rounding=rounding))
