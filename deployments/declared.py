@@ -16,7 +16,7 @@ from phasewise.flows.recipes.recipe import Recipe
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError, RecipeError
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.storage import write_atomically
+from phasewise.trainer.base.storage import read_yaml, write_atomically
 
 DEFAULT_QUEUE, TRAINING_QUEUE, MAX_TRAININGS = "default", "training", 1
 Kind = Literal["train-recipe", "train-phase", "prepare-data", "validate-data", "preflight", "evaluate", "export", "try", "search-mixture"]
@@ -222,55 +222,26 @@ def _of_recipe(source: Source, number: int) -> list[Deployment]:
 
 
 def _of_all(sources: Sequence[Source]) -> list[Deployment]:
-    """Return the start page and the deployments without training. Their forms list the recipes."""
+    """Return the start page and the deployments without training, from `forms.yaml`. Their forms list the recipes."""
     scales = tuple(dict.fromkeys(default_scale(source.written) for source in sources))
-    with_full = tuple(dict.fromkeys(scale for one in scales for scale in (one, *(("full",) if one == "proxy" else ()))))
-    recipe = {"recipe": tuple(source.given for source in sources)}
-    phase = {"phase": tuple(dict.fromkeys(phase.name for source in sources for phase in source.written.phases))}
-    settings: dict[str, tuple[str, ...]] = {"settings": ()}
+    full = tuple(dict.fromkeys(scale for one in scales for scale in (one, *(("full",) if one == "proxy" else ()))))
+    phases = tuple(dict.fromkeys(phase.name for source in sources for phase in source.written.phases))
+    choices = {
+        **dict.fromkeys(("phase", "up_to", "control"), phases),
+        "recipe": tuple(source.given for source in sources),
+        "any": full,
+        "not proxy": tuple(one for one in full if one != "proxy"),
+    }
     refused = {f"{source.written.name}/{name}": why for source in sources for name, why in refusals(source.written).items()}
-    weights: dict[str, tuple[str, ...]] = {"weights": (), "average_of": (), "dtype": (), "generation_prompt": ()}
-    arms: dict[str, tuple[str, ...]] = {"arms": (), "seeds": (), "control": phase["phase"]}
-    first = "\n".join(
-        [
-            "Train a recipe that you choose here, or open another deployment.",
-            "",
-            f"* **Results**: [the page]({PAGE}) shows phases, verdicts, curves and reports. The log of a run starts with its address.",
-            "* **A recipe**: the deployment with its name. **A phase**: a numbered deployment, in order. **A branch**: `· branch`.",
-            "* **Other work**: `~ prepare`, `~ validate`, `~ preflight`, `~ evaluate`, `~ export`, `~ try`, `~ mixture`.",
-            "* **Start**: *Run*, *Custom run*. A wrong value is rejected in the form, with the reason.",
-            "* **Schedule**: each training has an example, switched off. Edit it, or add one with *+ Schedule*.",
-            f"* **Wait**: {MAX_TRAININGS} training runs at a time, the others are *Late*. *Waiting for* names the parent phase.",
-            *(f"* **Refused by design**: {name}, because {why}." for name, why in refused.items()),
-        ]
-    )
-    prepare = "Builds all missing token caches of a recipe: documents, tokenizer, caches, benchmarks."
-    validate = "Judges the caches, the mixture, the order and the leakage of a phase. It fails if the verdict fails."
-    preflight = (
-        "Compiles the steps of a recipe for its slices, without a TPU: memory, FLOPs, networks, time, chip-hours.\n\n"
-        "It fails if a phase does not fit. It needs the extra `tpu`."
-    )
-    evaluate = "Measures the last checkpoint of a phase, and judges it against its parent's. It fails if the gate fails."
-    export = "Writes the weights of a trained phase as transformers reads them, to `exports/` in the worker's home."
-    trial = "Trains arms of a phase and a control from one checkpoint with several seeds, and writes a table of their differences."
-    mixture = (
-        "Searches the mixture of a phase by a swarm of short trainings, and writes a recipe with its predicted gain.\n\n"
-        "The parent of the phase must be trained."
-    )
-    searched: dict[str, tuple[str, ...]] = dict.fromkeys(("proxies", "steps", "max_epochs", "target", "zero", "seeds"), ())
-    sizes, full, every = {"scale": scales}, {"scale": with_full}, {"scale": tuple(one for one in with_full if one != "proxy")}
-    return [
-        _deployment("train-recipe", START, first, {**recipe, **sizes, "up_to": phase["phase"], **settings}, required=("recipe",)),
-        _deployment("prepare-data", "~ prepare", prepare, {**recipe, **full, **settings}, required=("recipe",)),
-        _deployment("validate-data", "~ validate", validate, {**recipe, **full, **phase, **settings}, required=("recipe", "phase")),
-        _deployment("preflight", "~ preflight", preflight, {**recipe, **every, **phase, **settings}, required=("recipe",)),
-        _deployment("evaluate", "~ evaluate", evaluate, {**recipe, **sizes, **phase, **settings}, required=("recipe", "phase")),
-        _deployment("export", "~ export", export, {**recipe, **sizes, **phase, **weights, **settings}, required=("recipe", "phase")),
-        _deployment("try", "~ try", trial, {**recipe, **sizes, **phase, **arms, **settings}, required=("recipe", "phase", "arms")),
-        _deployment(
-            "search-mixture", "~ mixture", mixture, {**recipe, **sizes, **phase, **searched, **settings}, required=("recipe", "phase")
-        ),
-    ]
+    made: list[Deployment] = []
+    for name, form in read_yaml(Path(__file__).with_name("forms.yaml")).items():
+        text = form["text"].format(page=PAGE, trainings=MAX_TRAININGS).strip()
+        if name == START:
+            text = "\n".join([text, *(f"* **Refused by design**: {phase}, because {why}." for phase, why in refused.items())])
+        asks = {"recipe": choices["recipe"], "scale": choices.get(form.get("scales"), scales)}
+        asks |= {field: choices.get(field, ()) for field in (*form["asks"], "settings")}
+        made.append(_deployment(form["flow"], name, text, asks, required=tuple(form["required"])))
+    return made
 
 
 def _deployment(

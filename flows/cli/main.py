@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phasewise.flows.cli.help import MAX_WIDTH
+from phasewise.flows.cli.help import DETAILS, MAX_WIDTH
 from phasewise.flows.cli.options import (
     PLACE,
     Commands,
@@ -81,10 +81,7 @@ def main() -> None:
 @verbose_option
 @json_option
 def run(target: str, scale: Scale | None, home: str | None, as_json: bool, **allowed: Any) -> None:
-    """Train a recipe on this machine, phase by phase. Resumes unfinished work.
-
-    If data or settings of a trained phase changed, --retrain is required, except for phases of less than ten minutes at proxy scale.
-    """
+    """Train a recipe on this machine, phase by phase. Resumes unfinished work."""
     if sys.stderr.isatty():
         click.echo(f"{target}: reading the recipe …", err=True)  # the imports are slow
     from phasewise.flows.cli.run import run_recipe
@@ -105,11 +102,7 @@ def run(target: str, scale: Scale | None, home: str | None, as_json: bool, **all
 @verbose_option
 @json_option
 def try_arms(target: str, scale: Scale | None, home: str | None, as_json: bool, **experiment: Any) -> None:
-    """Compare changes of a phase with the phase itself. Arms and control start from a common checkpoint, with equal data orders per seed.
-
-    FIELD=VALUE is a change as of --set. PHASE is a phase with an equal start. The table has the difference of each measure from the
-    control, with a 95 % interval. Resumes unfinished work. A refused arm is a row of the table.
-    """
+    """Compare changes of a phase with the phase itself. Arms and control start from a common checkpoint, with equal data order per seed."""
     from phasewise.flows.cli.experiments import print_experiment, try_target
     from phasewise.flows.recipes import scale_of
 
@@ -122,10 +115,7 @@ def try_arms(target: str, scale: Scale | None, home: str | None, as_json: bool, 
 @verbose_option
 @json_option
 def figures(names: tuple[str, ...], home: str | None, as_json: bool) -> None:
-    """Run figures of the published runs as experiments at small scale. Without a NAME, run every figure.
-
-    The line of a figure has the verdict, and the difference of each arm from the control with a 95 % interval. Resumes unfinished work.
-    """
+    """Run figures of the published runs as experiments at small scale. Without a NAME, run every figure."""
     from phasewise.flows.cli.experiments import print_figures, run_figures
 
     found = run_figures(names, home)
@@ -205,10 +195,7 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
 @click.option("--machine-code", is_flag=True, help="Compile to machine code. Takes minutes per setup and gives the same figures.")
 @home_json_options
 def preflight(target: str, scale: Scale | None, home: str | None, as_json: bool, **options: Any) -> None:
-    """Compile for the slice and report memory, FLOPs, time and chip-hours. Exit 1 if a phase does not fit.
-
-    The default scale is full. Figures for GPUs are estimates without a compiler.
-    """
+    """Compile for the slice and report memory, FLOPs, time and chip-hours. Exit 1 if a phase does not fit."""
     from phasewise.flows.cli.preflight import preflight_target, print_preflight
     from phasewise.flows.cli.terminal import shown_on_terminal
 
@@ -232,10 +219,7 @@ def preflight(target: str, scale: Scale | None, home: str | None, as_json: bool,
 @verbose_option
 @json_option
 def mixture(target: str, scale: Scale, home: str | None, as_json: bool, targets: tuple[str, ...], **options: Any) -> None:
-    """Search the mixture of a phase by short trainings and a law of their losses, and write a recipe with its predicted gain.
-
-    The counts of each component fit the block of the data order, and no component is left out without --zero.
-    """
+    """Search the mixture of a phase by short trainings and a law of their losses, and write a recipe with its predicted gain."""
     from phasewise.flows.cli.experiments import print_mixture, search_target
 
     print_found(search_target(target, scale, home, target=targets, **options), print_mixture, as_json=as_json)
@@ -311,13 +295,7 @@ def verify(target: str, scale: Scale, home: str | None, full: bool, as_json: boo
 )
 @home_json_options
 def scan(paths: tuple[str, ...], benchmarks: str, as_json: bool, **options: Any) -> None:
-    """Search files, folders and token caches for benchmark items.
-
-    The scan detects formats by content: JSON lines, JSON, text, Parquet, Arrow, WARC, also inside gzip, zstd, xz, bzip2, lz4, zip and tar.
-    It lists skipped files: images, sounds, arrays, tables of numbers, hidden and excluded files.
-
-    Exit 1 if the scan finds an item, or could not read a file to its end.
-    """
+    """Search files, folders and token caches for benchmark items."""
     from phasewise.flows.cli.scan import print_report, scan_paths
 
     report = scan_paths(paths, benchmarks, **options)
@@ -410,11 +388,7 @@ def generate(
     target: str, seeds: str, out: str, scale: Scale | None, home: str | None, as_json: bool, *, kind: Any, prompt: str, samples: int,
     min_words: int, count: int | None, benchmarks: str | None, **options: Any,
 ) -> None:  # fmt: skip
-    """Write documents from SEEDS with a model to the folder OUT, with the provenance of each.
-
-    `rephrase` reads documents, and leaves out copies and repetition. `answer` reads JSON lines with question and answer, and keeps the
-    sampled answers with the right number (rejection sampling).
-    """
+    """Write documents from SEEDS with a model to the folder OUT, with the provenance of each."""
     from phasewise.flows.cli.sample import Writing, print_generated
     from phasewise.flows.cli.sample import generate as generate_text
     from phasewise.tasks.data.generation import Task
@@ -464,11 +438,7 @@ def chat(target: str, scale: Scale | None, home: str | None, system: str | None,
 @home_json_options
 def evaluate(target: str, scale: Scale | None, home: str | None, as_json: bool, **options: Any) -> None:
     """Measure the last checkpoint of a phase with the benchmarks of its gate, with --suite, --tasks, or by the fit to a text (--text,
-    --held-out).
-
-    --suite, --tasks and --text also accept a CHECKPOINT, or a FOLDER in Hugging Face format. Exit 1 if a benchmark could not be
-    measured. The table has the reason.
-    """
+    --held-out)."""
     from phasewise.flows.cli.evaluate import evaluate_by
 
     measured, print_measured = evaluate_by(target, scale, home, options)
@@ -509,10 +479,7 @@ def schema() -> None:
 @scale_set_options
 @home_json_options
 def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int, **question: Any) -> None:
-    """Show the training text of a step, or the steps that train on a text, a document or a file. Works before training.
-
-    Exit 1 if no cache contains the text, or if a phase was trained on other data than the current recipe specifies.
-    """
+    """Show the training text of a step, or the steps that train on a text, a document or a file. Works before training."""
     from phasewise.flows.cli.trace import Question, print_answer
     from phasewise.flows.cli.trace import trace as trace_command
 
@@ -530,11 +497,7 @@ def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int,
 @scale_set_options
 @home_json_options
 def why(target: str, scale: Scale, home: str | None, as_json: bool, step: int, *, replays: bool) -> None:
-    """Rank the causes of a step's loss: rows with their documents, components, layers, declared changes.
-
-    With --replay, name the layer whose last update raised the loss. Exit 1 if the phase was trained on other data than the current recipe
-    specifies.
-    """
+    """Rank the causes of a step's loss: rows with their documents, components, layers, declared changes."""
     from phasewise.flows.cli.trace import print_why
     from phasewise.flows.cli.trace import why as why_command
 
@@ -575,10 +538,7 @@ def up(
 @click.option("--trials", "with_trials", is_flag=True, help="Include the runs of trials with --set.")
 @home_json_options
 def gc(recipes: tuple[str, ...], home: str | None, as_json: bool, *, deletes: bool, with_trials: bool) -> None:
-    """List files of the home that may go, with their sizes: outdated data, archived runs, unused evidence, unfinished files.
-
-    No file of a current result is listed. FILE: every recipe file with data in the home. Included recipes are found.
-    """
+    """List files of the home that may go, with their sizes: outdated data, archived runs, unused evidence, unfinished files."""
     from phasewise.flows.cli.status import collect_garbage, print_garbage
 
     print_found(collect_garbage(recipes, home, deletes=deletes, with_trials=with_trials), print_garbage, as_json=as_json)
@@ -606,10 +566,7 @@ def bench() -> None:
 @click.option("--out", type=PLACE, metavar="FILE", help="New JSON file of the page. Default: a file in the home.")
 @home_json_options
 def accelerator(home: str | None, as_json: bool, **options: Any) -> None:
-    """Measure the GPUs or TPUs of this machine: parity with the CPU, kernels, MFU, resume after a kill, loader.
-
-    A failed section has an error, and the others continue. Exit 1 if a section failed. A CPU is measured with smaller models.
-    """
+    """Measure the GPUs or TPUs of this machine: parity with the CPU, kernels, MFU, resume after a kill, loader."""
     from phasewise.flows.cli.doctor import bench_accelerator, print_page
 
     page = bench_accelerator(home, **options)
@@ -626,10 +583,7 @@ def accelerator(home: str | None, as_json: bool, **options: Any) -> None:
 @scale_set_options
 @home_json_options
 def approve(target: str, scale: Scale, home: str | None, as_json: bool, *, reject: bool, **given: Any) -> None:
-    """Approve or reject a phase with a verdict or a rollback (`recovery`) that waits for a person.
-
-    A suspended flow run resumes.
-    """
+    """Approve or reject a phase with a verdict or a rollback (`recovery`) that waits for a person."""
     from phasewise.flows.cli.approve import approve_phase, print_decision
 
     if not given["reason"].strip():
@@ -742,10 +696,7 @@ def train_tokenizer(
     target: str, scale: Scale | None, home: str | None, as_json: bool, *, out: str, vocab_size: int, split: "SplitName", max_bytes: int,
     chat_tokens: bool,
 ) -> None:  # fmt: skip
-    """Train byte-level BPE on the training text of a recipe's phases, or on the text of a folder, and write it to the folder OUT.
-
-    The data of every phase needs a passing verdict, from `phasewise run`. The text of a folder is not judged.
-    """
+    """Train byte-level BPE on the training text of a recipe's phases, or on the text of a folder, and write it to the folder OUT."""
     from phasewise.flows.cli.tokenizer import print_manifest, train_tokenizer
 
     written = train_tokenizer(target, scale, home, out, vocab_size=vocab_size, split=split, max_bytes=max_bytes, chat_tokens=chat_tokens)
@@ -776,15 +727,16 @@ def truncate_tokenizer(name: str, out: str, *, vocab_size: int, as_json: bool) -
 def compare_tokenizers(
     names: tuple[str, ...], on: str, max_bytes: int, text_key: str, scale: Scale | None, home: str | None, as_json: bool
 ) -> None:
-    """Compare tokenizers on the same text: bytes and words per token by component and script, round trip, digits, white space.
-
-    A TOKENIZER is a tokenizer.json, or its folder.
-    """
+    """Compare tokenizers on the same text: bytes and words per token by component and script, round trip, digits, white space."""
     from phasewise.flows.cli.tokenizer import compare_tokenizers, print_comparison
 
     found = compare_tokenizers(names, on, scale, home, max_bytes=max_bytes, text_key=text_key)
     print_found(found, print_comparison, as_json=as_json)
 
+
+for group in (main, data, bench, tokenizer):
+    for name, command in group.commands.items():
+        command.help = f"{command.help}\n\n{DETAILS.get(name, '')}".strip()
 
 if __name__ == "__main__":
     main()
