@@ -62,7 +62,11 @@ def search_mixture(
 
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     names = chosen.components
-    _check_names(chosen, target=target, zero=zero)
+    for option, listed in {"target": target, "zero": zero}.items():
+        if unknown := [name for name in listed if name not in chosen.components]:
+            raise ConfigError(f"{option}: {chosen.name} has no component {unknown[0]!r}, {near(unknown[0], chosen.components)}")
+    if len(chosen.components) < 2:
+        raise ConfigError(f"phase {chosen.name}: expected at least 2 components to mix, found 1. Name another phase.")
     resolved.check([chosen])
     resolved.home.make_ready()
     with resolved.held(this_run(), on_wait=say_waiting):
@@ -107,14 +111,6 @@ def search_mixture(
             found["measured"].append(dict(zip(("natural", "swarm_best", "best"), values, strict=True)) | {"seed": seed})
         write_sealed(folder / "measured.json", found)
     return found
-
-
-def _check_names(phase: Phase, **given: Sequence[str]) -> None:
-    for option, listed in given.items():
-        if unknown := [name for name in listed if name not in phase.components]:
-            raise ConfigError(f"{option}: {phase.name} has no component {unknown[0]!r}, {near(unknown[0], phase.components)}")
-    if len(phase.components) < 2:
-        raise ConfigError(f"phase {phase.name}: expected at least 2 components to mix, found 1. Name another phase.")
 
 
 def _bounds(run: RunConfig, phase: Phase, zero: Sequence[str], max_epochs: float | None) -> tuple[np.ndarray, ...]:

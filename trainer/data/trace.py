@@ -93,8 +93,14 @@ class TracedOrder:
 
     def runs_of(self, component: Component, draws: Draws) -> Runs:
         """Return the tokens of these draws of one component, row by row, if a document buffer fills the rows."""
-        drawn = zip(draws.epoch.tolist(), draws.row.tolist(), strict=True)
-        found = [self._pieces(component, epoch, row) for epoch, row in drawn]
+        found: list[Pieces] = []
+        for epoch, row in zip(draws.epoch.tolist(), draws.row.tolist(), strict=True):
+            if self.mixed:
+                components, epochs, pieces = self.mixed.split(self.mixed.row(row))
+                mine = (components == self.names.index(component)) & (epochs == epoch)
+                found.append(Pieces(*np.array(pieces)[:, mine]))
+            else:
+                found.append(self.buffered[component].of_pass(epoch).row(row))
         draw = np.repeat(np.arange(len(found)), np.array([len(pieces.row) for pieces in found], np.int64))
         at = np.concatenate([EMPTY, *(pieces.start for pieces in found)])
         first = np.concatenate([EMPTY, *(pieces.first for pieces in found)])
@@ -105,12 +111,6 @@ class TracedOrder:
         """Return the number of each row's component in an update, the largest part for a buffer over the mixture."""
         draws = self.of_update(update)
         return draws.component[np.unique(draws.place, return_index=True)[1]]
-
-    def _pieces(self, component: Component, epoch: int, row: int) -> Pieces:
-        if not self.mixed:
-            return self.buffered[component].of_pass(epoch).row(row)
-        components, epochs, pieces = self.mixed.split(self.mixed.row(row))
-        return Pieces(*np.array(pieces)[:, (components == self.names.index(component)) & (epochs == epoch)])
 
     def of_ranges(
         self, component: Component, first: Int[np.ndarray, " n"], stop: Int[np.ndarray, " n"]
