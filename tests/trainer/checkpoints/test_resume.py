@@ -56,7 +56,7 @@ def runs_with_everything(run: RunConfig) -> Iterator[RunConfig]:
         },
         "recovery": {"action": "roll_back", "max_loss": LIMIT, "checkpoints_back": 1, "steps_more": 1, "max_times": 2},
         "start": {**weights, "fresh": ["rolling"], "graft": [{**weights, "part": "ema"}]},
-        "order": {**plain["order"], "buffer_documents": 8},
+        "order": {**plain["order"], "buffer_documents": 8, "buffer_over": "mixture"},
         "cache_digests": {"books": "b" * 64},
         "evaluation": {"every_steps": 2, "sequences": 3, "caches": {"books": "/held-out"}},
         "execution": {"remat": {"on_device": ["query"], "on_host": ["gate"]}, "microbatch_sequences": 2, "loss_chunk_tokens": 64},
