@@ -78,12 +78,17 @@ class Bench:
         return process.returncode
 
     def part(self, name: str, given: Json) -> Json:
-        """Run a part of `trainer.accelerator_bench`. Raises TrainingError with the reason of a failure."""
+        """Run a part of `trainer.accelerator_bench`, to the last written row. Raises TrainingError with the reason of a failure."""
         paths = [self.folder / f"{name}.{kind}.json" for kind in ("given", "found")]
-        write_json(paths[0], given)
+        write_json(paths[0], {**given, "found": str(paths[1])})
         write_json(paths[1], {})
-        code = self.process(name, python_command("phasewise.trainer.accelerator_bench", name, *map(str, paths)))
-        found: Json = read_json(paths[1]) or {"error": f"{name} {ending_with_reason(code, self.folder / f'{name}.log')}"}
+        try:
+            code = self.process(name, python_command("phasewise.trainer.accelerator_bench", name, *map(str, paths)))
+        except TrainingError:
+            if not (found := read_json(paths[1])):
+                raise
+            return found
+        found = read_json(paths[1]) or {"error": f"{name} {ending_with_reason(code, self.folder / f'{name}.log')}"}
         if "error" in found and "rows" not in found:
             raise TrainingError(found["error"])
         return found

@@ -121,6 +121,7 @@ def parity(given: Json) -> Json:
         return float(np.sqrt(np.divide(*squares.sum(axis=0))))
 
     for case in given["cases"]:
+        write_json(Path(given["found"]), {"rows": rows, "error": f"the time of the section ended in {case['case']}"} if rows else {})
         rows.append({"case": case["case"]})
         try:
             spec = Spec.model_validate(case["spec"])
