@@ -50,7 +50,7 @@ def test_a_broken_section_is_named_and_the_others_are_measured(phasewise: Run, t
     written = read_sealed(tmp_path / "page.json")
     assert written == {name: value for name, value in page.items() if name != "file"}
     doctor.print_page(page)
-    assert_refused(phasewise("bench accelerator --out", tmp_path / "page.json"), 2, "page.json exists: name a new file by --out.")
+    assert_refused(phasewise("bench accelerator --out", tmp_path / "page.json"), 2, "page.json exists", "name a new file by --out.")
     assert_refused(phasewise("bench accelerator --only nix"), 2, "--only: expected some of parity,kernels,mfu,resume,loader, found nix.")
 
 
