@@ -149,7 +149,7 @@ async def register_notification(client: Any, block: str | None) -> str | None:
     """Create or update the automation that notifies of phases that are refused or wait for an approval. Return the block it sends with.
 
     The block is `--notify TYPE/NAME`, else the Prefect variable `phasewise_notify`. Without a block, remove the automation. Users make
-    blocks in the UI: a webhook, Slack, Teams, or `Mail` of this package.
+    blocks in the UI: a webhook, Slack, Teams, or `Apprise URL` of this package.
 
     Raises:
         ConfigError: the block is not given as TYPE/NAME, or does not exist.
@@ -158,9 +158,9 @@ async def register_notification(client: Any, block: str | None) -> str | None:
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
     from prefect.exceptions import ObjectNotFound
 
-    from phasewise.flows.prefect.email_block import Mail
+    from phasewise.flows.prefect.apprise_block import AppriseUrl
 
-    await Mail.aregister_type_and_schema(client=client)
+    await AppriseUrl.aregister_type_and_schema(client=client)
     if block is None:
         variable = await client.read_variable_by_name(VARIABLE)
         block = str(variable.value) if variable and variable.value else None
