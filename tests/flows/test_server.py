@@ -329,7 +329,7 @@ def test_a_message_is_sent_to_all() -> None:
     assert sorted(message["To"] for message in taken) == ["ada@example.org", "grace@example.org"]
     for message in taken:
         assert message["Subject"] == "a phase waits"
-        assert "The body – of two" in message.as_string()
+        assert "The body – of two" in message.get_body(("plain", "html")).get_content()  # type: ignore[union-attr]
 
 
 def test_a_server_that_refuses_or_is_not_there_is_named_and_no_password_is_said() -> None:
