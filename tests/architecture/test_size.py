@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("trainer", "validations", "tasks", "flows", "deployments")
 MAX_FUNCTION_LINES, SMALL_FILE_LINES = 80, 80
 BUDGET = {
-    "lines": 59_990,
+    "lines": 59_960,
     "files": 325,
     "small files with one importer": 10,
     "functions per 100 lines of code": 6.56,
