@@ -23,6 +23,7 @@ from phasewise.trainer.interventions import Scheduled
 from phasewise.trainer.metrics import Row
 from phasewise.trainer.model.params import init_params
 from phasewise.trainer.optimizer import build_optimizer
+from phasewise.trainer.process.accelerator import keep_freed_memory
 from phasewise.trainer.recorder import Recorder
 from phasewise.trainer.step import StepMetrics, TrainState, build_train_step
 
@@ -226,4 +227,5 @@ def write_random_cache(folder: Path) -> Path:
 MEASURES = {"step": measure_step, "loop": measure_loop, "instrumentation": measure_instrumentation}
 
 if __name__ == "__main__":
+    keep_freed_memory()  # as the trainer
     print(json.dumps({"bench": "a_train", "impl": "phasewise", "metrics": MEASURES[sys.argv[1]]()}))

@@ -1,5 +1,6 @@
-"""Detection of TPUs and GPUs without JAX."""
+"""Preparation of a process for JAX, before its import: platform and allocator."""
 
+import ctypes
 import os
 from collections.abc import Mapping, MutableMapping
 from importlib.util import find_spec
@@ -8,6 +9,19 @@ from pathlib import Path
 GOOGLE = "0x1ae0"  # the vendor of TPUs on the PCI bus
 DEVICES = ("dev/accel*", "dev/vfio/*", "dev/nvidia*", "dev/dxg", "dev/kfd")
 TPU_VARIABLES = ("TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "MEGASCALE_COORDINATOR_ADDRESS", "JAX_FORCE_TPU_INIT")
+
+MALLOC = {-8: 1, -4: 0, -1: -1}
+"""Options of glibc's `mallopt`: one heap for all threads (the others hold only 64 MiB), no mapped buffers, no return of free memory."""
+
+
+def keep_freed_memory() -> None:
+    """Reuse the memory of freed buffers under glibc. The system would otherwise clear new pages in every update (docs/lab/benchmarks.md).
+
+    The process keeps its peak memory. Call this function before the first thread starts.
+    """
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        for option, value in MALLOC.items():
+            mallopt(option, value)
 
 
 def spare_search(environment: MutableMapping[str, str] = os.environ, *, root: Path = Path("/")) -> None:
