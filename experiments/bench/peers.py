@@ -34,7 +34,7 @@ To compare with them, and with lm-eval's janitor, give them environments and inp
     'import sysconfig; p = sysconfig.get_paths(); print(p["stdlib"], p["purelib"], sep=":")')
   for venv in jax lev dt dolma torch; do python3.11 -m venv $PEERS_VENVS/$venv; done
   $PEERS_VENVS/jax/bin/pip install grain jax datasets transformers
-  $PEERS_VENVS/lev/bin/pip install levanter==1.2.dev1644 gitpython chex
+  $PEERS_VENVS/lev/bin/pip install marin-levanter gitpython chex
   $PEERS_VENVS/dt/bin/pip install 'datatrove[io,processing]==0.10.1' spacy 'xxhash<4'
   $PEERS_VENVS/dolma/bin/pip install dolma==1.2.1 'boto3<1.27'
   $PEERS_VENVS/torch/bin/pip install lm-eval==0.4.13 torch transformers accelerate
@@ -61,7 +61,8 @@ class Place:
         found = [line for line in done.stdout.splitlines() if line.startswith('{"bench"')]
         if not found:
             raise RuntimeError(f"{command} in {venv} printed no figures:\n{done.stderr[-2000:]}")
-        return json.loads(found[-1])["metrics"]
+        line = json.loads(found[-1])
+        return line["metrics"] | {"rss_mb": line["rss_mb"]}
 
 
 def rows(options: Options) -> Iterator[Row]:

@@ -23,7 +23,7 @@ from experiments.bench.measure import Options, Row, on_cores, seconds
 from experiments.bench.train_step_process import EXECUTION, MODEL, OPTIMIZER, SCHEDULED, SEQUENCES, TIMED, WARM_UP, rotation
 from phasewise.trainer.config import Experts, SignBalancing
 
-MIN_TIMES_TRANSFORMERS = 1.2
+MIN_TIMES_TRANSFORMERS = 1.3
 SPARSE = MODEL.but(
     num_layers=5,
     qk_norm=True,

@@ -16,10 +16,14 @@ from experiments.bench.measure import Options, Row, on_cores
 from experiments.bench.peers import Place
 from phasewise.trainer.flops import step_flops
 
-MIN_TIMES_LEVANTER, MIN_TIMES_TORCH, MAX_START_SHARE = 1.2, 0.9, 1 / 3
+MIN_TIMES, MIN_SHARE, MAX_START_SHARE = 1.2, 0.9, 1 / 3
 MAX_OUTSIDE_SHARE, MAX_INSTRUMENTED = 0.03, 1.03
-LEVANTER, TORCH = "a_train_levanter.py default f32", "a_train_torch.py eager f32"
-SIDES = {"Levanter": ("lev", LEVANTER), "PyTorch": ("torch", TORCH)}
+SIDES = {
+    "Levanter": ("lev", "a_train_levanter.py default f32"),
+    "transformers": ("torch", "a_train_torch.py eager f32"),
+    "torch.compile": ("torch", "a_train_torch.py compile f32"),
+}
+KEPT = ("step_s_med", "first_step_s", "start_to_first_step_s", "rss_mb")
 
 
 def rows(options: Options) -> Iterator[Row]:
@@ -36,26 +40,33 @@ def _against_peers(options: Options) -> Iterator[Row]:
     place = Place.found()
     there = {name: side for name, side in SIDES.items() if place and (place.venvs / side[0] / "bin" / "python").exists()}
     sides: dict[str, Callable[[], dict[str, float]]] = {"ours": lambda: ours("step")}
-    sides |= {name: lambda side=side: _measure(place, *side) for name, side in there.items()}
+    sides |= {"large": lambda: ours("large")} | {name: lambda side=side: _measure(place, *side) for name, side in there.items()}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     ours("step")  # fills the compilation cache
     for _ in range(options.repeats):
         for name, side in sides.items():
             found[name].append(side())
+    yield from _as_rows(found)
+
+
+def _as_rows(found: dict[str, list[dict[str, float]]]) -> Iterator[Row]:
+    from experiments.bench.train_step_process import LARGE, LARGE_SEQUENCES, MODEL, SEQUENCES
+
     medians = {name: {key: float(np.median([one[key] for one in turns])) for key in turns[0]} for name, turns in found.items()}
-    yield from _as_rows(medians)
-
-
-def _as_rows(medians: dict[str, dict[str, float]]) -> Iterator[Row]:
-    from experiments.bench.train_step_process import MODEL, SEQUENCES
-
-    step = medians["ours"]["step_s_med"]
-    flops = step_flops(MODEL, SEQUENCES, causal=False).total
-    yield Row("train step, share of the matrix-product rate", flops / step / medians["ours"]["gemm_flops"], note=f"{step:.2f} s")
-    for name, at_least in (("Levanter", MIN_TIMES_LEVANTER), ("PyTorch", MIN_TIMES_TORCH)):
-        theirs = medians[name]["step_s_med"] if name in medians else None
-        note = f"{theirs:.2f} s" if theirs else f"no {name} in $PEERS_VENVS"
-        yield Row(f"train step, times as fast as {name}'s", theirs / step if theirs else None, at_least=at_least, note=note)
+    for name, title, model, sequences in (("ours", "7 M", MODEL, SEQUENCES), ("large", "52 M", LARGE, LARGE_SEQUENCES)):
+        flops = step_flops(model, sequences, causal=False).total
+        shares = [flops / one["step_s_med"] / one["gemm_flops"] for one in found[name]]
+        name = f"train step, {title} parameters, share of the matrix-product rate"
+        yield Row(name, float(np.median(shares)), at_least=MIN_SHARE, note=f"{min(shares):.2f} to {max(shares):.2f}")
+    for name in SIDES:
+        if name not in medians:
+            yield Row(f"train step, times as fast as {name}'s", None, at_least=MIN_TIMES, note=f"no {name} in $PEERS_VENVS")
+            continue
+        ratios = [theirs["step_s_med"] / one["step_s_med"] for theirs, one in zip(found[name], found["ours"], strict=True)]
+        sides = (medians["ours"], medians[name])
+        words = ("{step_s_med:.2f} s (first {first_step_s:.1f} s, {rss_mb:.0f} MiB)".format(**side) for side in sides)
+        note = f"{min(ratios):.2f} to {max(ratios):.2f}; " + " and ".join(words)
+        yield Row(f"train step, times as fast as {name}'s", float(np.median(ratios)), at_least=MIN_TIMES, note=note)
     start = medians["ours"]["start_to_first_step_s"]
     theirs = medians["Levanter"]["start_to_first_step_s"] if "Levanter" in medians else None
     name, share = "start to first step, warm compilation cache, share of Levanter's", start / theirs if theirs else None
@@ -65,7 +76,7 @@ def _as_rows(medians: dict[str, dict[str, float]]) -> Iterator[Row]:
 def _measure(place: Place | None, venv: str, command: str) -> dict[str, float]:
     assert place
     found = place.measure(venv, command)
-    return {name: found[name] for name in ("step_s_med", "start_to_first_step_s")}
+    return {name: found[name] for name in KEPT}
 
 
 def ours(what: str) -> dict[str, float]:

@@ -1,14 +1,16 @@
 """This project's train step on the peers' model, as a separate process, with the shapes, batches and settings of the peers' scripts.
 
-python -m experiments.bench.train_step_process step|loop|instrumentation   prints a line of JSON, as the peers do
+python -m experiments.bench.train_step_process step|large|loop|instrumentation   prints a line of JSON, as the peers do
 """
 
 import json
+import resource
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,31 +34,33 @@ MODEL = ModelConfig(
     rope=Rope(theta=10_000.0, scaling=None), rms_norm_epsilon=1e-5, initializer_std=0.02, compute_dtype="float32",
     qk_norm=False, tied_head=False, sliding_window=None, float32_attention=False,
 )  # fmt: skip
+LARGE = MODEL.but(num_layers=12, d_model=512, d_ff=1408, num_query_heads=8, num_kv_heads=4, vocab_size=16_384)
+"""52 M parameters."""
 OPTIMIZER = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
 SCHEDULED = Scheduled(learning_rate=6e-4, z_loss=0.0, max_grad_norm=1.0, ema_decay=0.0)
 EXECUTION = Execution(loss_chunk_tokens=512)
 """Logits of all tokens are 134 MB, which a CPU pages in again at each step."""
-SEQUENCES, WARM_UP, TIMED, TURNS = 16, 2, 5, 5
+SEQUENCES, LARGE_SEQUENCES, WARM_UP, TIMED, TURNS = 16, 4, 2, 5, 5
 Step = Callable[[], None]
 
 
-def batches() -> list[Batch]:
-    rows = (np.random.default_rng(100 + number).integers(0, MODEL.vocab_size, (SEQUENCES, MODEL.seq_len)) for number in range(4))
+def batches(sequences: int = SEQUENCES) -> list[Batch]:
+    rows = (np.random.default_rng(100 + number).integers(0, MODEL.vocab_size, (sequences, MODEL.seq_len)) for number in range(4))
     return [Batch(tokens.astype(np.int32), begin_of_text=-1) for tokens in rows]
 
 
-def fresh_state() -> TrainState:
+def fresh_state(model: ModelConfig = MODEL) -> TrainState:
     """Weights and optimizer, no average."""
-    params = init_params(0, MODEL)
-    return TrainState(params, build_optimizer(OPTIMIZER, MODEL).init(params), None)
+    params = init_params(0, model)
+    return TrainState(params, build_optimizer(OPTIMIZER, model).init(params), None)
 
 
-def measure_step() -> dict[str, float]:
+def measure_step(model: ModelConfig = MODEL, sequences: int = SEQUENCES) -> dict[str, float]:
     jax.config.update("jax_compilation_cache_dir", str(Path(tempfile.gettempdir()) / "phasewise-bench-compilation-cache"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    state = fresh_state()
-    step = build_train_step(MODEL, OPTIMIZER, EXECUTION)
-    turns = rotation()
+    state = fresh_state(model)
+    step = build_train_step(model, OPTIMIZER, EXECUTION)
+    turns = rotation(sequences)
 
     def one() -> None:
         nonlocal state
@@ -67,6 +71,7 @@ def measure_step() -> dict[str, float]:
     first = seconds(one)
     since_start = time.time() - psutil.Process().create_time()
     times = [seconds(one) for _ in range(WARM_UP - 1 + TIMED)][WARM_UP - 1 :]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     side = np.random.default_rng(0).random((2048, 2048), np.float32)
     product = jax.jit(lambda a: a @ a)
     square = jax.device_put(side)
@@ -78,12 +83,13 @@ def measure_step() -> dict[str, float]:
         "first_step_s": first,
         "start_to_first_step_s": since_start,
         "gemm_flops": 2 * 2048**3 / statistics.median(products),
+        "rss_mb": peak / 1024,
     }
 
 
-def rotation() -> Iterator[Batch]:
+def rotation(sequences: int = SEQUENCES) -> Iterator[Batch]:
     """The batches again and again."""
-    found = batches()
+    found = batches(sequences)
     while True:
         yield from found
 
@@ -224,7 +230,12 @@ def write_random_cache(folder: Path) -> Path:
     return folder
 
 
-MEASURES = {"step": measure_step, "loop": measure_loop, "instrumentation": measure_instrumentation}
+MEASURES = {
+    "step": measure_step,
+    "large": partial(measure_step, LARGE, LARGE_SEQUENCES),
+    "loop": measure_loop,
+    "instrumentation": measure_instrumentation,
+}
 
 if __name__ == "__main__":
     keep_freed_memory()  # as the trainer

@@ -6,8 +6,10 @@ each size of cache needs only two compiled programs. Shape letters: r rows, t sl
 
 import hashlib
 import math
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -288,7 +290,10 @@ def generate(
     found: dict[int, Grown] = {}
     end_tokens = sorted(ends)
     put: Callable[[np.ndarray], Any] = np.asarray if mesh is None else partial(jax.device_put, device=named_sharding(mesh, "batch"))
-    for slots, num_rows, numbers in _batches(prompts, config.seq_len, max_new_tokens, mesh):
+    compiling = threading.Lock()  # a call under the lock compiles and starts a program, and does not wait for its results
+
+    def grow(batch: tuple[int, int, list[int]]) -> None:
+        slots, num_rows, numbers = batch
         # Spare rows have one token, and are done from the start
         filled = [*(prompts[number] for number in numbers), *[Prompt([0], 0)] * (num_rows - len(numbers))]
         chunks = -(-max(len(prompt.tokens) for prompt in filled) // CHUNK_TOKENS)
@@ -300,15 +305,17 @@ def generate(
         digests = [hashlib.sha256(repr((seed, prompt.repeat, list(prompt.tokens))).encode()).digest() for prompt in filled]
         keys = put(np.stack([np.frombuffer(digest[:8], "<u4") for digest in digests]))
         starts = put(np.array([end - len(prompt.tokens) for prompt in filled], np.int32))
-        growing = read(params, put(contexts), starts, np.int32(chunks), config=config, slots=slots, mesh=mesh)
+        with compiling:
+            growing = read(params, put(contexts), starts, np.int32(chunks), config=config, slots=slots, mesh=mesh)
         tokens: list[list[int]] = [[] for _ in numbers]
         finite = np.ones(len(numbers), bool)
         is_done = np.arange(num_rows) >= len(numbers)
         for start in range(0, max_new_tokens, STEPS_AT_ONCE):
             steps = min(STEPS_AT_ONCE, max_new_tokens - start)
-            growing, *outputs = write(
-                params, growing, put(is_done), np.int32(steps), np.array(end_tokens, np.int32), sampling, keys, config=config, mesh=mesh
-            )
+            with compiling:
+                growing, *outputs = write(
+                    params, growing, put(is_done), np.int32(steps), np.array(end_tokens, np.int32), sampling, keys, config=config, mesh=mesh
+                )
             written, is_finite = map(np.asarray, outputs)
             for row in np.flatnonzero(~is_done):
                 tokens[row] += written[row, :steps].tolist()
@@ -319,6 +326,10 @@ def generate(
         for number, of_row, all_finite in zip(numbers, tokens, finite, strict=True):
             length = next((index for index, token in enumerate(of_row) if token in end_tokens), len(of_row))
             found[number] = Grown(of_row[:length], bool(all_finite))
+
+    # Attention to a cache runs on one core of a CPU, so a second batch uses the next core
+    with ThreadPoolExecutor(2 if mesh is None and jax.default_backend() == "cpu" else 1) as pool:
+        list(pool.map(grow, _batches(prompts, config.seq_len, max_new_tokens, mesh)))
     return [found[number] for number in range(len(prompts))]
 
 

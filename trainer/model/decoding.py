@@ -3,6 +3,7 @@
 Shape letters: b batch, t new token, s slot, d d_model, k kv head, e head_dim, l layer, q query row of a kv head.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,8 +17,8 @@ from phasewise.trainer.model.params import Params, stacks
 from phasewise.trainer.sharding import constrain, map_shards
 
 BLOCK_SLOTS = 256
-MAX_MULTIPLIED_QUERIES = 8
-"""Up to so many queries of a kv head are multiplied and summed. A matrix product is faster for more (measured on a CPU)."""
+MAX_SINGLE_QUERIES = 4
+"""Up to so many queries of a kv head are multiplied one by one: on a CPU a product with a vector is faster than a small matrix product."""
 KEY_AXES, VALUE_AXES = (None, "batch", "kv_heads", None, "position"), (None, "batch", "kv_heads", "position", None)
 LAYER_NUMBER = "layer_number"  # key of a layer's number among its weights, so that loops over layers pass it on
 
@@ -99,19 +100,17 @@ def weigh(
     rows: Float[Array, "b k q e"], keys: Float[Array, "b k e s"], values: Float[Array, "b k s e"], seen: Bool[Array, "b 1 q s"]
 ) -> Sums:
     """Return the sums over some slots. If a query sees none of them, their weight is 0 next to visible slots."""
-    few = rows.shape[2] <= MAX_MULTIPLIED_QUERIES
-    if few:
-        scores = jnp.sum(rows[..., None].astype(jnp.float32) * keys[:, :, None].astype(jnp.float32), axis=3)
-    else:
-        scores = jnp.einsum("bkqe,bkes->bkqs", rows, keys, preferred_element_type=jnp.float32)
-    scores = jnp.where(seen, scores, jnp.float32(MASKED))
+
+    def multiply(left: Float[Array, "b k q n"], right: Float[Array, "b k n m"]) -> Float[Array, "b k q m"]:
+        product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+        if left.shape[2] > MAX_SINGLE_QUERIES:
+            return product("bkqn,bknm->bkqm", left, right)
+        return jnp.stack([product("bkn,bknm->bkm", left[:, :, query], right) for query in range(left.shape[2])], axis=2)
+
+    scores = jnp.where(seen, multiply(rows, keys), jnp.float32(MASKED))
     largest = jnp.max(scores, axis=-1)
     exponentials = jnp.exp(scores - largest[..., None])
-    weights = exponentials.astype(values.dtype)
-    if few:
-        mixed = jnp.sum(weights[..., None].astype(jnp.float32) * values[:, :, None].astype(jnp.float32), axis=3)
-    else:
-        mixed = jnp.einsum("bkqs,bkse->bkqe", weights, values, preferred_element_type=jnp.float32)
+    mixed = multiply(exponentials.astype(values.dtype), values)
     return Sums(largest, jnp.sum(exponentials, axis=-1), mixed)
 
 
