@@ -66,7 +66,8 @@ def _tokens(folder: Path) -> Row:
 
     model = model_of_folder(folder / "model")
     requests = json.loads((folder / "requests" / "mmlu.json").read_text())
-    windows = model.windows_of([tuple(request) for request in requests])
+    encode = model._encode_pair  # pyright: ignore[reportPrivateUsage]  # of lm-eval
+    windows = model.windows_of([(request, *encode(*request)) for request in requests])
     computed = sum(row.filled for rows in lay_out(windows, EVALUATED.seq_len) for row in rows.rows)
     asked = sum(len(window.inputs) for window in windows)
     note = f"{computed:,} of {asked:,}, {len(windows) // len(LETTERS)} items"

@@ -207,14 +207,10 @@ class JaxLanguageModel(TemplateLM):
         requests = [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(pairs)]
         return [score for score, _ in self.loglikelihood(requests)]
 
-    def windows_of(self, pairs: Sequence[tuple[str, str]]) -> list[Window]:
-        """Return the windows of non-empty (context, continuation) pairs."""
-        return [self._window(number, pair, *self._encode_pair(*pair)) for number, pair in enumerate(pairs)]
-
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **ignored: Any
     ) -> list[tuple[float, bool]]:
-        windows = [self._window(number, *request) for number, request in enumerate(requests)]
+        windows = self.windows_of(requests)
         scores = score_windows(self.params, self.config, windows, self.mesh)
         return [
             (check_finite(float(found.log_likelihoods.sum(dtype=np.float64)), number, strings), bool(found.greedy.all()))
@@ -268,18 +264,22 @@ class JaxLanguageModel(TemplateLM):
                 answers[number] = before_first(self.tokenizer.decode(grown.tokens), generation.stops)
         return [answers[number] for number in range(len(requests))]
 
-    def _window(self, number: int, strings: Sequence[str], context: list[int], continuation: list[int]) -> Window:
-        if not 1 <= len(continuation) <= self.config.seq_len:
-            raise DataError(
-                f"a continuation must have a token and fit in the model's seq_len of {self.config.seq_len} tokens, found "
-                f"{len(continuation)} tokens in {name_request(number, strings)}. Use other choices, or score the text with "
-                "loglikelihood_rolling."
-            )
-        whole = (context or [self.begin_of_text]) + continuation
-        kept = whole[-self.config.seq_len - 1 :]
-        self.num_contexts += 1
-        self.num_cut_contexts += len(kept) < len(whole)
-        return Window(np.array(kept[:-1], np.int32), np.array(continuation, np.int32))
+    def windows_of(self, requests: Sequence[tuple[Sequence[str], list[int], list[int]]]) -> list[Window]:
+        """Return the windows of encoded requests: (context, continuation), and the tokens of both."""
+        windows: list[Window] = []
+        for number, (strings, context, continuation) in enumerate(requests):
+            if not 1 <= len(continuation) <= self.config.seq_len:
+                raise DataError(
+                    f"a continuation must have a token and fit in the model's seq_len of {self.config.seq_len} tokens, found "
+                    f"{len(continuation)} tokens in {name_request(number, strings)}. Use other choices, or score the text with "
+                    "loglikelihood_rolling."
+                )
+            whole = (context or [self.begin_of_text]) + continuation
+            kept = whole[-self.config.seq_len - 1 :]
+            self.num_contexts += 1
+            self.num_cut_contexts += len(kept) < len(whole)
+            windows.append(Window(np.array(kept[:-1], np.int32), np.array(continuation, np.int32)))
+        return windows
 
 
 def generate(

@@ -37,12 +37,8 @@ Operands = tuple[Query, Float[Array, "b k s e"], Float[Array, "b k s e"]]
 """Queries times 1/√e, and keys and values with the head before the position."""
 
 
-def _attend(query: Query, key: Keys, value: Keys, segment_ids: Ids, sliding_window: int | None = None) -> Query:
-    return _attend_forward(query, key, value, segment_ids, sliding_window)[0]
-
-
 def _attend_forward(
-    query: Query, key: Keys, value: Keys, segment_ids: Ids, sliding_window: int | None
+    query: Query, key: Keys, value: Keys, segment_ids: Ids, sliding_window: int | None = None
 ) -> tuple[Query, tuple[Operands, list[Mixed]]]:
     operands = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype), key.swapaxes(1, 2), value.swapaxes(1, 2)
     mixed: list[Mixed] = []
@@ -81,7 +77,7 @@ def _attend_backward(sliding_window: int | None, saved: tuple[Operands, list[Mix
     return scaled.astype(query.dtype), *back, None
 
 
-attend = jax.custom_vjp(_attend, nondiff_argnums=(4,))
+attend = jax.custom_vjp(lambda q, k, v, ids, sliding_window=None: _attend_forward(q, k, v, ids, sliding_window)[0], nondiff_argnums=(4,))
 """As `trainer.kernels.attention.attend`. Products run in the type of `query`, with float32 sums."""
 attend.defvjp(_attend_forward, _attend_backward)
 

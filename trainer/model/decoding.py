@@ -100,17 +100,14 @@ def weigh(
     rows: Float[Array, "b k q e"], keys: Float[Array, "b k e s"], values: Float[Array, "b k s e"], seen: Bool[Array, "b 1 q s"]
 ) -> Sums:
     """Return the sums over some slots. If a query sees none of them, their weight is 0 next to visible slots."""
-
-    def multiply(left: Float[Array, "b k q n"], right: Float[Array, "b k n m"]) -> Float[Array, "b k q m"]:
-        product = partial(jnp.einsum, preferred_element_type=jnp.float32)
-        if left.shape[2] > MAX_SINGLE_QUERIES:
-            return product("bkqn,bknm->bkqm", left, right)
-        return jnp.stack([product("bkn,bknm->bkm", left[:, :, query], right) for query in range(left.shape[2])], axis=2)
-
-    scores = jnp.where(seen, multiply(rows, keys), jnp.float32(MASKED))
+    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    parts = rows.shape[2] if rows.shape[2] <= MAX_SINGLE_QUERIES else 1
+    scores = jnp.concatenate([product("bkqe,bkes->bkqs", part, keys) for part in jnp.split(rows, parts, axis=2)], axis=2)
+    scores = jnp.where(seen, scores, jnp.float32(MASKED))
     largest = jnp.max(scores, axis=-1)
     exponentials = jnp.exp(scores - largest[..., None])
-    mixed = multiply(exponentials.astype(values.dtype), values)
+    weights = jnp.split(exponentials.astype(values.dtype), parts, axis=2)
+    mixed = jnp.concatenate([product("bkqs,bkse->bkqe", part, values) for part in weights], axis=2)
     return Sums(largest, jnp.sum(exponentials, axis=-1), mixed)
 
 

@@ -10,15 +10,11 @@ GOOGLE = "0x1ae0"  # the vendor of TPUs on the PCI bus
 DEVICES = ("dev/accel*", "dev/vfio/*", "dev/nvidia*", "dev/dxg", "dev/kfd")
 TPU_VARIABLES = ("TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "MEGASCALE_COORDINATOR_ADDRESS", "JAX_FORCE_TPU_INIT")
 
-MALLOC = {-8: 1, -4: 0, -1: -1}
-"""Options of glibc's `mallopt`: one heap for all threads (the others hold only 64 MiB), no mapped buffers, no return of free memory."""
+MALLOC = {-8: 1, -4: 0, -1: -1}  # glibc's options: one heap for all threads, no mapped buffers, no return of free memory
 
 
 def keep_freed_memory() -> None:
-    """Reuse the memory of freed buffers under glibc. The system would otherwise clear new pages in every update (docs/lab/benchmarks.md).
-
-    The process keeps its peak memory. Call this function before the first thread starts.
-    """
+    """Reuse freed buffers under glibc: otherwise each update has new pages, which the system clears. Call it before other threads start."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         for option, value in MALLOC.items():
             mallopt(option, value)

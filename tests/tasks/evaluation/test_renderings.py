@@ -71,7 +71,8 @@ def test_a_real_model_reads_both(write: Write, model: JaxLanguageModel):
     assert [len(read["items"][name]) for name in ("first", "second")] == [9, 9]
     assert (read["items"]["too_long"], read["reference"]["too_long"]) == (1, 0)
     item = read_items(renderings, renderings.items)[4]
-    window = model.windows_of([(item.prompt, item.second)])
+    encode = model._encode_pair  # pyright: ignore[reportPrivateUsage]  # of lm-eval
+    window = model.windows_of([((item.prompt, item.second), *encode(item.prompt, item.second))])
     [expected] = score_windows(model.params, model.config, window)
     assert read["items"]["second"][4] == pytest.approx(float(expected.log_likelihoods.sum()), abs=1e-3)
     assert read["items"]["first"][4] < read["items"]["second"][4]
