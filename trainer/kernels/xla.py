@@ -77,7 +77,10 @@ def _attend_backward(sliding_window: int | None, saved: tuple[Operands, list[Mix
     return scaled.astype(query.dtype), *back, None
 
 
-attend = jax.custom_vjp(lambda q, k, v, ids, sliding_window=None: _attend_forward(q, k, v, ids, sliding_window)[0], nondiff_argnums=(4,))
+attend = jax.custom_vjp(
+    lambda query, key, value, segment_ids, sliding_window=None: _attend_forward(query, key, value, segment_ids, sliding_window)[0],
+    nondiff_argnums=(4,),
+)
 """As `trainer.kernels.attention.attend`. Products run in the type of `query`, with float32 sums."""
 attend.defvjp(_attend_forward, _attend_backward)
 

@@ -17,8 +17,7 @@ from phasewise.trainer.model.params import Params, stacks
 from phasewise.trainer.sharding import constrain, map_shards
 
 BLOCK_SLOTS = 256
-MAX_SINGLE_QUERIES = 4
-"""Up to so many queries of a kv head are multiplied one by one: on a CPU a product with a vector is faster than a small matrix product."""
+MAX_SINGLE_QUERIES = 4  # so few queries of a kv head are multiplied one by one: on a CPU, products with vectors are faster
 KEY_AXES, VALUE_AXES = (None, "batch", "kv_heads", None, "position"), (None, "batch", "kv_heads", "position", None)
 LAYER_NUMBER = "layer_number"  # key of a layer's number among its weights, so that loops over layers pass it on
 
