@@ -25,7 +25,6 @@ NEWTON_SCHULZ = {
     ),
 }
 """Coefficients of X ← aX + b(XXᵀ)X + c(XXᵀ)²X: small singular values grow fast and end near 1.
-
 One triple for all steps (Jordan et al., 2024), or one for each step (`dion/muon.py` of microsoft/dion)."""
 
 

@@ -292,8 +292,7 @@ def generate(
     put: Callable[[np.ndarray], Any] = np.asarray if mesh is None else partial(jax.device_put, device=named_sharding(mesh, "batch"))
     compiling = threading.Lock()  # a call under the lock compiles and starts a program, and does not wait for its results
 
-    def grow(batch: tuple[int, int, list[int]]) -> None:
-        slots, num_rows, numbers = batch
+    def grow(slots: int, num_rows: int, numbers: list[int]) -> None:
         # Spare rows have one token, and are done from the start
         filled = [*(prompts[number] for number in numbers), *[Prompt([0], 0)] * (num_rows - len(numbers))]
         chunks = -(-max(len(prompt.tokens) for prompt in filled) // CHUNK_TOKENS)
@@ -329,7 +328,7 @@ def generate(
 
     # Attention to a cache runs on one core of a CPU, so a second batch uses the next core
     with ThreadPoolExecutor(2 if mesh is None and jax.default_backend() == "cpu" else 1) as pool:
-        list(pool.map(grow, _batches(prompts, config.seq_len, max_new_tokens, mesh)))
+        list(pool.map(lambda batch: grow(*batch), _batches(prompts, config.seq_len, max_new_tokens, mesh)))
     return [found[number] for number in range(len(prompts))]
 
 

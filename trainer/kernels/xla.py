@@ -48,8 +48,7 @@ def _attend_forward(
         if segment_ids is not None:
             seen &= segment_ids[:, block.start : block.stop, None] == segment_ids[:, None, block.first : block.stop]
         mixed.append(mix(block, operands, seen[:, None, None]))
-    parts = [from_rows(part.values, query.shape[2]) for part in mixed]
-    return jnp.concatenate(parts, axis=1).astype(query.dtype), (operands, mixed)
+    return jnp.concatenate([from_rows(part.values, query.shape[2]) for part in mixed], axis=1).astype(query.dtype), (operands, mixed)
 
 
 def _attend_backward(sliding_window: int | None, saved: tuple[Operands, list[Mixed]], of_result: Query) -> tuple[Query, Keys, Keys, None]:
@@ -87,8 +86,7 @@ attend.defvjp(_attend_forward, _attend_backward)
 
 @jax.checkpoint
 def attend_seen(query: Query, key: Keys, value: Keys, seen: Bool[Array, "#b t s"]) -> Query:
-    """As `attend`, with a mask of visible keys, at least one for each query. All scores are in memory, and the backward pass recomputes
-    them."""
+    """As `attend`, with a mask of visible keys, at least one for each query. The backward pass recomputes the scores."""
     _, length, heads, width = query.shape
     rows = to_rows(query * jnp.asarray(width**-0.5, query.dtype), key.shape[2])
     scores = jnp.einsum("bkqe,bske->bkqs", rows, key, preferred_element_type=jnp.float32)

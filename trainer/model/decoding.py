@@ -25,8 +25,7 @@ LAYER_NUMBER = "layer_number"  # key of a layer's number among its weights, so t
 class Cache(NamedTuple):
     """Keys and values of a batch of growing texts. All rows end at the same slot, and start at the first slot of their text."""
 
-    # of every layer, after norms and RoPE. The number of slots is a multiple of `BLOCK_SLOTS`. Keys have their slots last: so a step reads
-    # them in order
+    # of every layer, after norms and RoPE. The number of slots is a multiple of `BLOCK_SLOTS`, the last axis of the keys
     keys: Float[Array, "l b k e s"]
     values: Float[Array, "l b k s e"]
     starts: Int[Array, " b"]  # the slot of each row's first token
@@ -141,15 +140,14 @@ def hidden_states_of_branches(
 
     Rows, and so their texts, have at most `config.seq_len` slots.
     """
-    hidden, _ = run_stacks(
+    return run_stacks(
         params,
         tokens,
         config,
         rotation=rotations(config.rope, tokens.shape[1], config.head_dim, branches.positions),
         attend=lambda kind, _, q, k, v: (attend_branches(q, k, v, branches, sliding_window=kind.window), None),
         execution=execution,
-    )
-    return hidden
+    )[0]
 
 
 def empty_cache(config: ModelConfig, starts: Int[Array, " b"], slots: int) -> Cache:

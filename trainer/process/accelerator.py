@@ -10,13 +10,11 @@ GOOGLE = "0x1ae0"  # the vendor of TPUs on the PCI bus
 DEVICES = ("dev/accel*", "dev/vfio/*", "dev/nvidia*", "dev/dxg", "dev/kfd")
 TPU_VARIABLES = ("TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "MEGASCALE_COORDINATOR_ADDRESS", "JAX_FORCE_TPU_INIT")
 
-MALLOC = {-8: 1, -4: 0, -1: -1}  # glibc's options: one heap for all threads, no mapped buffers, no return of free memory
-
 
 def keep_freed_memory() -> None:
     """Reuse freed buffers under glibc: otherwise each update has new pages, which the system clears. Call it before other threads start."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        for option, value in MALLOC.items():
+        for option, value in ((-8, 1), (-4, 0), (-1, -1)):  # one heap for all threads, no mapped buffers, no return of free memory
             mallopt(option, value)
 
 
