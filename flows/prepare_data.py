@@ -4,6 +4,7 @@ from phasewise.flows.prefect.flow_decorator import door
 from phasewise.flows.recipes.assignments import Settings
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import resolve
+from phasewise.tasks.progress import explain
 
 
 @door(name="prepare-data")
@@ -17,6 +18,7 @@ def prepare_data(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | N
     from phasewise.tasks.data.task import build_caches, collect_stand_ins, make_tokenizer, write_documents
     from phasewise.tasks.evaluation.task import make_benchmarks
 
+    explain("preparing data: missing documents, token caches and benchmarks")
     resolved, _ = resolve(recipe, scale, home)
     resolved.check_sources()
     resolved.home.make_ready()

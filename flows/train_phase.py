@@ -22,7 +22,7 @@ from phasewise.flows.status.summary import phase_summary, write_recipe_report
 from phasewise.flows.validate_data import validate_data
 from phasewise.tasks.evaluation.settings import needles_of, own_text_key
 from phasewise.tasks.phase_state import State
-from phasewise.tasks.progress import explain, say
+from phasewise.tasks.progress import say
 from phasewise.tasks.training.attempts import PlannedSegment
 from phasewise.tasks.training.execution import CPU, execution_here, in_words, machine_here
 from phasewise.tasks.training.pretrained import import_weights
@@ -129,9 +129,9 @@ def train_phase(
     with resolved.held(this_run(), on_wait=say_waiting), resolved.working(chosen, this_run(), on_wait=say_waiting):
         or_wait(check_ancestors_passed, resolved, chosen)
         at_stage(resolved, chosen, State.PREPARING)
-        preflight(resolved.name, phase, scale, home, resolved.settings)
+        if setups_of([chosen]):
+            preflight(resolved.name, phase, scale, home, resolved.settings)
         if not resolved.is_prepared:
-            explain("preparing data: missing documents, token caches and benchmarks")
             prepare_data(resolved.name, scale, home, resolved.settings)
         if read_record(resolved, chosen).state == State.DONE:
             say(f"{phase}: done already", on_top=True)

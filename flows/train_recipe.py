@@ -14,7 +14,7 @@ from phasewise.flows.status.summary import write_recipe_report
 from phasewise.flows.train_phase import REFUSALS, train_phase
 from phasewise.tasks.evaluation.task import fit_baselines
 from phasewise.tasks.phase_state import State
-from phasewise.tasks.progress import explain, say
+from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import PhasewiseError, WaitsForPerson
 
 
@@ -47,8 +47,8 @@ def train_recipe(
     take_answers(resolved, phases)
     with resolved.held(this_run(), queues=phases, on_wait=say_waiting):
         at_stage(resolved, phases[0], State.PREPARING)
-        explain("preparing data: missing documents, token caches and benchmarks")
-        prepare_data(resolved.name, scale, home, resolved.settings)
+        if not resolved.is_prepared:
+            prepare_data(resolved.name, scale, home, resolved.settings)
         extend_phases(resolved, extend)
         replaced = find_replaced(resolved, phases)
         check_replaced(resolved, replaced, retrain)

@@ -125,7 +125,7 @@ class Bench:
 
     def parity(self) -> Json:
         """Compare one update with the CPU's: types, dense and sparse, kernels of attention, and float32 products as they are trained."""
-        from phasewise.trainer.kernels.attention import KERNELS, Operands, refusal  # it imports jax
+        from phasewise.trainer.config.execution import KERNELS, Operands, refusal
 
         cases: list[Json] = []
         dense = self.steps[self.first]

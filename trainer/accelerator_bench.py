@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.checkpoints.state import state_to_start_from
 from phasewise.trainer.config import Execution, ModelConfig, RunConfig
+from phasewise.trainer.config.execution import KERNELS, Operands, refusal
 from phasewise.trainer.data.loader import Batch
 from phasewise.trainer.flops import FLOPS_A_PARAMETER, step_flops
 from phasewise.trainer.interventions import scheduled_at
@@ -183,8 +184,8 @@ def kernels(given: Json) -> Json:
     heads = [draw(sequences, length, number, model.head_dim) for number in (model.num_query_heads, *(model.num_kv_heads,) * 2)]
     ids = jnp.repeat(jnp.arange(DOCUMENTS_A_ROW), length // DOCUMENTS_A_ROW)[None].repeat(sequences, 0)
     flops = step_flops(model, sequences).attention / model.num_layers
-    for name in attention.KERNELS:
-        if not attention.refusal(name, platform, attention.Operands(dtype.name, model.head_dim, length)):
+    for name in KERNELS:
+        if not refusal(name, platform, Operands(dtype.name, model.head_dim, length)):
             attend = partial(attention.attend, kernel=name)
             add(f"attention, {name}", flops, lambda i, q, k, v, attend=attend: attend(q, k, v, i).sum(dtype="float32"), ids, *heads)
     hidden, head = draw(sequences, length, model.d_model), draw(model.d_model, model.vocab_size)

@@ -17,9 +17,8 @@ from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.checkpoints.checkpointer import check_resume
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.config.execution import check_sinks
+from phasewise.trainer.config.execution import check_kernel, check_sinks
 from phasewise.trainer.data.manifest import read_manifest
-from phasewise.trainer.kernels.attention import check_kernel
 from phasewise.trainer.loop import Guards, Moves, Preempted, train
 from phasewise.trainer.process import distributed
 from phasewise.trainer.process.child_process import end_with_parent, seconds_left_to_save

@@ -5,6 +5,7 @@ An exponent of 0 is flat, 1 is linear. The notes have the medians of each size. 
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.bench import launch
 from experiments.bench.measure import Options, Row, in_turns, seconds
 from experiments.bench.startup import SEQ_LEN, peer_run, seconds_to_first_update
 from phasewise.trainer.base.identity import write_sealed
@@ -21,12 +23,13 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, write_manifest
 
-COMPONENTS, TOKENS, STEPS, HOSTS, PHASES = (
+COMPONENTS, TOKENS, STEPS, HOSTS, PHASES, RUNS = (
     (3, 30, 200),
     (10**7, 10**9, 10**11, 10**12),
     (1, 10**3, 10**6, 10**9),
     (1, 16, 256),
     (1, 20, 200),
+    (1, 10, 100, 300),
 )
 SHARD_TOKENS, LARGE_BATCH, RECIPE = 10**10, 1_024, Path("flows/experiments/figures.json")
 MAX_GROWTH = 1.1
@@ -48,7 +51,15 @@ def rows(options: Options) -> Iterator[Row]:
         yield _slope(of_batch, HOSTS, lambda count: seconds(lambda: of_hosts[count].batch(next(steps))), options.repeats)
         recipes = {count: _recipe(home, count) for count in PHASES}
         yield _slope("`phasewise show` of n phases", PHASES, lambda count: _command("show", str(recipes[count])), options.repeats)
-        yield _slope("`phasewise status` of n phases", PHASES, lambda count: _command("status", str(recipes[count])), options.repeats)
+        prepared = launch.prepared_recipe(home)
+        wide = {count: _wide(prepared, count) for count in PHASES}
+        yield _slope(
+            "`phasewise status` of n phases with data", PHASES, lambda count: _command("status", str(wide[count])), options.repeats
+        )
+        launch.phasewise("run", str(prepared), home=home / "home")
+        filled = {count: _home_with_runs(prepared, count) for count in RUNS}
+        of_runs = "`phasewise status`, n runs in the home"
+        yield _slope(of_runs, RUNS, lambda count: _command("status", str(filled[count])), options.repeats)
 
 
 def _launches(home: Path, name: str, sizes: Sequence[int], of: Callable[[int], tuple[int, int]], repeats: int) -> Iterator[Row]:
@@ -129,4 +140,27 @@ def _recipe(home: Path, count: int) -> Path:
 def _command(*arguments: str) -> float:
     environment = {**os.environ, "PHASEWISE_HOME": str(Path(arguments[-1]).parent / "home")}
     command = [sys.executable, "-m", "phasewise.flows.cli.main", *arguments]
-    return seconds(lambda: subprocess.run(command, env=environment, check=True, capture_output=True))
+    return seconds(lambda: subprocess.run(command, env=environment, check=arguments[0] != "status", capture_output=True))
+
+
+def _wide(recipe: Path, count: int) -> Path:
+    """A recipe of n phases from scratch over prepared data."""
+    written = recipe.with_suffix(".json")
+    if not written.exists():
+        launch.phasewise("new", str(written), "--from", str(recipe), home=recipe.parent / "home")
+    raw: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
+    first = raw["phases"][0]
+    parts = {"sources": {name: raw["sources"][name] for name in first["mixture"][0][1]}, "name": f"wide-{count}"}
+    path = recipe.with_name(f"wide-{count}.json")
+    path.write_text(json.dumps({**raw, **parts, "phases": [{**first, "name": f"phase-{number}"} for number in range(count)]}))
+    launch.phasewise("data", "prepare", str(path), home=recipe.parent / "home")
+    return path
+
+
+def _home_with_runs(recipe: Path, count: int) -> Path:
+    """The recipe next to a copy of its home with n runs of other recipes."""
+    folder = recipe.parent / f"runs-{count}"
+    shutil.copytree(recipe.parent / "home", folder / "home", symlinks=True)
+    for number in range(count):
+        shutil.copytree(folder / "home" / "runs" / "my-own", folder / "home" / "runs" / f"other-{number}-own")
+    return Path(shutil.copy(recipe, folder))

@@ -19,8 +19,6 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, write_manifest
 from phasewise.trainer.metrics import read_metrics
 
-LEVANTER_SECONDS = 21.0
-"""Levanter 1.2.dev1644 on two idle cores: imports, first state and first update of the same model."""
 VOCAB_SIZE, SEQ_LEN, BATCH, TOKENS = 8192, 256, 16, 1_000_000
 
 

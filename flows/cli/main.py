@@ -38,7 +38,7 @@ NAMED = re.compile(rb"\bPHASEWISE_[A-Z]+(?:_[A-Z]+)*\b")
 
 def words_of_unread(environment: Mapping[str, str]) -> list[str]:
     """Return one warning per unknown variable, with the most similar known name."""
-    given = sorted(name for name in environment if name.startswith("PHASEWISE_") and not name.startswith("PHASEWISE_TEST_"))
+    given = sorted(name for name in set(environment) - {"PHASEWISE_HOME"} if re.match("PHASEWISE_(?!TEST_)", name))
     if not given:
         return []
     from phasewise.trainer.base.identity import HOUSE, ROOMS

@@ -14,6 +14,15 @@ from phasewise.flows.status.recipe_status import is_done, report_path
 from phasewise.flows.status.retraining import check_named, check_replaced, extend_phases, find_replaced, phases_to_train
 from phasewise.flows.status.summary import run_summary
 from phasewise.tasks.progress import say
+from phasewise.validations.expectations.judging import load_library
+
+
+def load_flow() -> Any:
+    """Import the flow and Great Expectations, which takes seconds."""
+    from phasewise.flows.train_recipe import train_recipe
+
+    load_library()
+    return train_recipe
 
 
 @resolving_once()
@@ -37,11 +46,9 @@ def run_recipe(
                     if resolved.is_prepared:
                         extend_phases(resolved, extend)
                         check_replaced(resolved, find_replaced(resolved, phases), retrain)
-                    with server_for(resolved.home, purpose):
-                        from phasewise.flows.train_recipe import train_recipe
-
+                    with server_for(resolved.home, purpose, meanwhile=load_flow):
                         given = (resolved.recipe_name, scale, str(resolved.home.root), phase.name if phase else None)
-                        train_recipe(*given, retrain, resolved.settings, extend)
+                        load_flow()(*given, retrain, resolved.settings, extend)
             finally:
                 if not as_json and report_path(resolved).exists():
                     summary = run_summary(resolved)

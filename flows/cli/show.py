@@ -11,7 +11,7 @@ from phasewise.flows.recipes import load_record, split_target
 from phasewise.flows.recipes.phase import HandOff, Pretrained
 from phasewise.flows.recipes.recipe import Scale, scale_in_words
 from phasewise.flows.show import pages
-from phasewise.flows.show.describe import change_in_words, describe, describe_changes
+from phasewise.flows.show.describe import change_in_words, describe, describe_changes, describe_takes, print_takes
 from phasewise.flows.show.difference import describe_difference, print_difference
 from phasewise.tasks.home import Home
 
@@ -41,8 +41,6 @@ def describe_asked(target: str, scale: Scale, options: ShowOptions, home: str | 
     name, phase = split_target(target)
     description = describe(target, scale, options.step, home=home)
     if options.step is None and phase is None:
-        from phasewise.flows.show.describe import describe_takes
-
         description["takes"] = describe_takes(load_record(name, scale), options.on_slice, Home.at(home, reads_only=True))
     if options.results:
         return description, pages.print_results
@@ -59,8 +57,6 @@ def print_description(description: dict[str, Any], *, page: bool = True, branche
     if "step" not in description and not page:
         pages.print_table(description, console, branches=branches)
         if "takes" in description:
-            from phasewise.flows.show.describe import print_takes
-
             print_takes(description["takes"], console)
         return
     console.print(pages.title_of(description), markup=False)

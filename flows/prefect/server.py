@@ -80,13 +80,7 @@ def logged_child(
     with (
         open(log, "ab") as output,
         subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            start_new_session=True,
-            pass_fds=pass_fds,
+            command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment, start_new_session=True, pass_fds=pass_fds
         ) as process,
     ):
         try:
@@ -100,13 +94,16 @@ def logged_child(
 
 
 @contextmanager
-def server_for(home: Home, purpose: str) -> Iterator[str]:
-    """Yield the URL of the API: `PREFECT_API_URL`, the home's running server, or a new server for `purpose`. Raises PhasewiseError."""
-    apply_settings(home)
+def server_for(home: Home, purpose: str, *, meanwhile: Callable[[], object] = lambda: None) -> Iterator[str]:
+    """Yield the URL of the API: `PREFECT_API_URL`, the home's running server, or a new server for `purpose`. Raises PhasewiseError.
+
+    `meanwhile`: slow imports, made while a new server starts.
+    """
     import httpx
 
     try:
         if given := os.environ.get("PREFECT_API_URL"):
+            apply_settings(home)
             say(f"using the Prefect server at {without_secrets(given)}")
             taken = hide_from_children()
             try:
@@ -115,6 +112,7 @@ def server_for(home: Home, purpose: str) -> Iterator[str]:
             finally:
                 os.environ.update(taken)
         elif (holder := holder_of(home.server_lock)) and holder.url:
+            apply_settings(home)
             say(f"using the Prefect server of {holder}, at {holder.url.removesuffix('/api')}")
             _wait_until_up(holder.url, None, home.prefect / LOG_NAME)
             with _api_at(holder.url, auth_of_running(home)):
@@ -124,7 +122,12 @@ def server_for(home: Home, purpose: str) -> Iterator[str]:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
-            with own_server(home, port, purpose) as server, _restarted_if_ended(server), _api_at(server.url, server.auth):
+
+            def load() -> None:
+                apply_settings(home)  # it imports Prefect for seconds
+                meanwhile()
+
+            with own_server(home, port, purpose, load) as server, _restarted_if_ended(server), _api_at(server.url, server.auth):
                 from phasewise.flows.prefect.stale_runs import close_leftovers
 
                 asyncio.run(close_leftovers(home, SERVED))
@@ -240,8 +243,8 @@ def _restarted_if_ended(server: OwnServer) -> Iterator[None]:
 
 
 @contextmanager
-def own_server(home: Home, port: int, purpose: str) -> Iterator[OwnServer]:
-    """Run the home's server within the context. Raises PhasewiseError if a server already runs, or the server did not start."""
+def own_server(home: Home, port: int, purpose: str, meanwhile: Callable[[], object] = lambda: None) -> Iterator[OwnServer]:
+    """Run the home's server within the context, and `meanwhile` during its start. Raises PhasewiseError if it runs or did not start."""
     url = f"http://127.0.0.1:{port}/api"
     environment = {
         **{name: value for name, value in os.environ.items() if name not in AUTH_VARIABLES},
@@ -272,6 +275,7 @@ def own_server(home: Home, port: int, purpose: str) -> Iterator[OwnServer]:
             return stack.enter_context(child)
 
         process = start()
+        meanwhile()
         _wait_until_up(url, process, log, read_bytes)
         try:
             yield OwnServer(url, auth, log, process, read_bytes, start, listening.close)

@@ -17,19 +17,21 @@ if TYPE_CHECKING:
     from phasewise.flows.recipes.recipe import Recipe
 
 _loaded: ContextVar["dict[Path, dict[str, Recipe]] | None"] = ContextVar("loaded", default=None)
+written: ContextVar["dict[str, Recipe]"] = ContextVar("written")  # the complete recipes of files, by name, within `allow_code`
 
 
 @contextmanager
 def allow_code() -> Iterator[None]:
-    """Allow Python files as recipes. Each file runs once, also in nested contexts."""
+    """Allow Python files as recipes. Each file runs once, also in nested contexts, and each recipe of a file is checked once."""
     if _loaded.get() is not None:
         yield
         return
-    before = _loaded.set({})
+    before, written_before = _loaded.set({}), written.set({})
     try:
         yield
     finally:
         _loaded.reset(before)
+        written.reset(written_before)
 
 
 def load_python(path: Path, wanted: str | None) -> "Recipe":

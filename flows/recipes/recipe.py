@@ -1,6 +1,7 @@
 """A recipe: phases and their lineage, as data."""
 
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, TypeVar, get_args
 
@@ -132,16 +133,21 @@ class Recipe(Frozen):
 
     def phase(self, name: str) -> Phase:
         """Find a phase by name, or raise ConfigError."""
-        for phase in self.phases:
-            if phase.name == name:
-                return phase
-        raise ConfigError(f"{self.name} has no phase {name!r}, {near(name, [phase.name for phase in self.phases])}")
+        if name not in self._by_name:
+            raise ConfigError(f"{self.name} has no phase {name!r}, {near(name, [phase.name for phase in self.phases])}")
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Phase]:
+        return {phase.name: phase for phase in reversed(self.phases)}  # the first of equal names
 
     def with_branch(self, name: str | None) -> "Recipe":
         """The main line, and the named phase with its ancestors. Raises ConfigError for an unknown phase."""
         needed = {name, *(phase.name for phase in self.ancestors(self.phase(name)))} if name else set[str]()
         phases = tuple(phase for phase in self.phases if not phase.branch or phase.name in needed)
         drawn = {component for phase in phases for component in phase.components}
+        if phases == self.phases and drawn != set(self.tokenizer.components or ()):
+            return self
         names = [phase.name for phase in phases]
         kept: dict[str, Any] = dict(self)
         kept |= {
@@ -187,14 +193,18 @@ class Recipe(Frozen):
         parts = self._parts(phase)[:-1]
         first = parts[-1][0].order.first_step if parts else 0
         ever = frozenset(name for part, stop in parts for name in part.drawn_in(part.start_step, stop))
+        if not first:
+            return ever, frozenset()
         within = ((part, max(part.start_step, first), stop) for part, stop in parts if stop > first)
         by_order = frozenset(name for part, start, stop in within for name in part.drawn_in(start, stop))
         return ever, ever - by_order
 
     def lineage(self, phase: Phase) -> tuple[Phase, ...]:
         """The phase and its parents, oldest first."""
-        before = self.lineage(self.phase(phase.parent)) if phase.parent else ()
-        return (*before, phase)
+        found = [phase]
+        while parent := found[-1].parent:
+            found.append(self.phase(parent))
+        return tuple(reversed(found))
 
     def ancestors(self, phase: Phase) -> tuple[Phase, ...]:
         """All phases that a phase starts or grafts from, directly or through other phases, parents first."""

@@ -11,6 +11,7 @@ from phasewise.tasks.preflight.slices import Slice
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, LANES, Execution, Kept, Mesh, ModelConfig, Remat
+from phasewise.trainer.config.execution import check_kernel
 from phasewise.trainer.preflight.spec import Platform, Spec, StepShape
 
 LOSS_TOKENS_A_CHIP = 2048
@@ -150,12 +151,10 @@ def spec_for(step: StepShape, where: Slice, plan: Plan, *, machine_code: bool = 
     tokens = step.batch_sequences // plan.parts * step.model.seq_len
     chunk = plan.loss_tokens_a_chip * where.devices
     mesh = plan.mesh_on(where)
-    # "auto" would choose the kernel for this machine
-    from phasewise.trainer.kernels.attention import check_kernel  # it imports jax
-
     execution = Execution(
         mesh=mesh,
         remat=plan.remat,
+        # "auto" would choose the kernel for this machine
         attention=cast(Any, check_kernel("auto", where.chip.platform, step.model, context=mesh.context)),
         expert_kernel="auto" if step.model.experts is None else ("megablox" if where.chip.platform == "tpu" else "padded"),
         microbatch_sequences=None if plan.parts == 1 else step.batch_sequences // plan.parts,

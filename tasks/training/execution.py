@@ -14,6 +14,7 @@ from phasewise.trainer.base.errors import TrainingError
 from phasewise.trainer.base.run_folder import read_events
 from phasewise.trainer.base.wording import plural
 from phasewise.trainer.config import Execution, Mesh, RunConfig
+from phasewise.trainer.config.execution import check_kernel
 from phasewise.trainer.process.accelerator import has_accelerator
 from phasewise.trainer.process.child_process import ending, python_command
 from phasewise.trainer.process.environment import read_conditions
@@ -68,8 +69,6 @@ def execution_here(run: RunConfig, machine: Machine) -> Execution:
 
 def in_words(run: RunConfig, machine: Machine) -> str:
     """Return `1 × CPU, float32, XLA attention`."""
-    from phasewise.trainer.kernels.attention import check_kernel  # it imports jax
-
     count = run.execution.mesh.devices
     kernel = check_kernel(run.execution.attention, machine.platform, run.model, context=run.execution.mesh.context)
     left = f" of {machine.devices}" if machine.devices > count else ""

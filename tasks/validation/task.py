@@ -1,15 +1,12 @@
 """Verdicts as Prefect tasks: every verdict becomes an artifact."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from phasewise.tasks.data.plan import DataPlan
-from phasewise.tasks.evaluation.settings import OwnBenchmark
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import explain, say
 from phasewise.tasks.report.html import build_data_docs
@@ -19,41 +16,17 @@ from phasewise.tasks.validation.judge import judge_phase_data, judge_phase_healt
 from phasewise.trainer.base.decision import read_decisions, ruling_of
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.data.packing import DrawnRows
 from phasewise.validations.failures import as_markdown, lines_of, report_folder_of, why_in_a_line
-from phasewise.validations.limits import AcceptedWarning, AsksPeople, DataLimits, GateLimits, HealthLimits
+from phasewise.validations.limits import AcceptedWarning, AsksPeople, GateLimits, HealthLimits
 from phasewise.validations.verdict import Verdict, judge_gate, read_verdict, write_verdict
 
 Accepts = Sequence[AcceptedWarning]  # the warnings that the recipe accepts in the phase
 
 
 @task(task_run_name="judge data of {run.phase}", cache_policy=NO_CACHE)
-def data_gate(
-    run: RunConfig,
-    plan: DataPlan,
-    limits: DataLimits,
-    home: Home,
-    *,
-    hand_off: pd.DataFrame,
-    rows_before: Mapping[str, Sequence[DrawnRows]],
-    own: Sequence[OwnBenchmark],
-    decided_by: Mapping[str, str],
-    accepts: Accepts,
-    asks_people: AsksPeople,
-) -> Verdict:
-    """Judge the data of a phase and write the verdict."""
-    verdict = judge_phase_data(
-        run,
-        plan,
-        limits,
-        home,
-        hand_off=hand_off,
-        rows_before=rows_before,
-        own=own,
-        decided_by=decided_by,
-        accepts=accepts,
-        asks_people=asks_people,
-    )
+def data_gate(run: RunConfig, *inputs: Any, **facts: Any) -> Verdict:
+    """Judge the data of a phase and write the verdict, with the arguments of `judge_phase_data`."""
+    verdict = judge_phase_data(run, *inputs, **facts)
     publish(verdict, run.verdict)
     return verdict
 

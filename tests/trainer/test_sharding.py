@@ -11,7 +11,7 @@ from phasewise.trainer import sharding
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import Kept, Mesh, ModelConfig
-from phasewise.trainer.kernels.attention import check_kernel
+from phasewise.trainer.config.execution import check_kernel
 from phasewise.trainer.model.params import param_specs
 from phasewise.trainer.sharding import build_mesh, check_batch, check_mesh, partition_spec, run_mesh
 from tests.trainer.conftest import MakeRun, write_documents

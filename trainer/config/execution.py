@@ -1,17 +1,21 @@
 """Execution of a run. These settings change neither its batches nor its intended computation."""
 
 from importlib.util import find_spec
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.config.model import ModelConfig
 
 BLOCK_INPUT, ATTENTION = "block_input", "attention"
 """Names for `Kept` in addition to weights: the input of a block, and the residuals of attention's kernel."""
 LANES = 128  # Splash needs block lengths that are multiples of this number of positions
 AttentionKernel = Literal["auto", "xla", "splash", "cudnn"]
+KERNELS = ("splash", "cudnn", "xla")  # by speed, the fastest first
+CUDNN_DTYPES = ("bfloat16", "float16")
+CUDNN_MAX_HEAD_DIM = 256  # on Hopper and later. On earlier GPUs cuDNN itself rejects more than 128
 ExpertKernel = Literal["auto", "padded", "ragged", "megablox"]
 DECIDES_BITS = ("mesh", "remat", "attention", "expert_kernel", "microbatch_sequences", "loss_chunk_tokens")
 """Fields that must be unchanged for a resume bit for bit. With other values a run resumes with the same batches."""
@@ -117,3 +121,58 @@ def check_sinks(instrumentation: Instrumentation) -> None:
                 f"instrumentation.{extra} needs the package {module}, which is not installed here: "
                 f"pip install 'phasewise[{extra}]', or turn it off."
             )
+
+
+class Operands(NamedTuple):
+    """The properties of queries, keys and values that decide whether a kernel can run."""
+
+    dtype: str
+    head_dim: int
+    seq_len: int
+    context: int = 1  # number of devices that share a row
+
+
+def check_kernel(kernel: str, platform: str, config: ModelConfig, *, context: int = 1) -> str:
+    """Return the kernel of a run of this model on this platform (`jax.default_backend()`, or the platform to compile for).
+
+    `context` is the axis of the mesh. Raises ConfigError if the named kernel cannot run there.
+    """
+    dtype = "float32" if config.float32_attention else config.compute_dtype
+    return choose(kernel, platform, Operands(dtype, config.head_dim, config.seq_len, context))
+
+
+def choose(kernel: str, platform: str, operands: Operands) -> str:
+    """Return the named kernel, or for "auto" the fastest that can run. Raises ConfigError if the named kernel cannot run."""
+    if kernel == "auto":
+        return next(name for name in KERNELS if refusal(name, platform, operands) is None)
+    if kernel not in KERNELS:
+        raise ConfigError(f"execution.attention must be one of auto, {', '.join(KERNELS)}, found {kernel}.")
+    reason = refusal(kernel, platform, operands)
+    if reason is not None:
+        raise ConfigError(f"execution.attention = {kernel} {reason}. Take another kernel, or auto.")
+    return kernel
+
+
+def refusal(kernel: str, platform: str, operands: Operands) -> str | None:
+    """Return why a kernel cannot run, or None."""
+    dtype, head_dim, seq_len, context = operands
+    if kernel == "splash":
+        if platform != "tpu":
+            return f"needs a TPU, found {platform}"
+        if context > 1 and seq_len % (2 * LANES * context):
+            return (
+                f"needs 2 × context parts of a row, each a multiple of {LANES} tokens, found 2 × {context} of {seq_len} "
+                "(execution.mesh, seq_len)"
+            )
+    if kernel == "cudnn":
+        if platform not in ("gpu", "cuda"):
+            return f"needs an NVIDIA GPU, found {platform}"
+        if context > 1:
+            return f"has no mask for queries that are a part of a row, found context {context} in execution.mesh"
+        if dtype not in CUDNN_DTYPES:
+            return f"needs queries, keys and values in {' or '.join(CUDNN_DTYPES)} (compute_dtype, float32_attention), found {dtype}"
+        if head_dim % 8 or head_dim > CUDNN_MAX_HEAD_DIM:
+            return f"needs a head_dim that is a multiple of 8 and at most {CUDNN_MAX_HEAD_DIM}, found {head_dim}"
+        if seq_len % 2:
+            return f"needs rows of an even number of tokens to mask segments, found {seq_len}"
+    return None

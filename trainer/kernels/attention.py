@@ -8,7 +8,7 @@ Shape letters: b batch, t query position, s key position, h query head, k kv hea
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,27 +16,15 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.config import LANES, ModelConfig
+from phasewise.trainer.config import LANES
+from phasewise.trainer.config.execution import Operands, choose
 from phasewise.trainer.kernels import xla
 from phasewise.trainer.kernels.xla import Ids, Keys, Query
 from phasewise.trainer.sharding import CONTEXT_AXIS, activation_spec, context_parts, map_shards
 
-KERNELS = ("splash", "cudnn", "xla")  # by speed, the fastest first
-CUDNN_DTYPES = ("bfloat16", "float16")
-CUDNN_MAX_HEAD_DIM = 256  # on Hopper and later. On earlier GPUs cuDNN itself rejects more than 128
 MAX_ROUNDED = 512  # Splash's largest block. The number of keys from the device before is a multiple of it, if it divides a device's part
 NO_DOCUMENT = -1  # the document of keys before a row's first key. No query has it
 PerDevice = Callable[..., Query]
-
-
-class Operands(NamedTuple):
-    """The properties of queries, keys and values that decide whether a kernel can run."""
-
-    dtype: str
-    head_dim: int
-    seq_len: int
-    context: int = 1  # number of devices that share a row
 
 
 def attend(query: Query, key: Keys, value: Keys, segment_ids: Ids, *, kernel: str = "auto", sliding_window: int | None = None) -> Query:
@@ -81,52 +69,6 @@ def attend_by_cudnn(
         return jax.nn.dot_product_attention(
             query, key, value, mask=mask, is_causal=True, local_window_size=window, implementation=implementation
         )
-
-
-def check_kernel(kernel: str, platform: str, config: ModelConfig, *, context: int = 1) -> str:
-    """Return the kernel of a run of this model on this platform (`jax.default_backend()`, or the platform to compile for).
-
-    `context` is the axis of the mesh. Raises ConfigError if the named kernel cannot run there.
-    """
-    dtype = "float32" if config.float32_attention else config.compute_dtype
-    return choose(kernel, platform, Operands(dtype, config.head_dim, config.seq_len, context))
-
-
-def choose(kernel: str, platform: str, operands: Operands) -> str:
-    """Return the named kernel, or for "auto" the fastest that can run. Raises ConfigError if the named kernel cannot run."""
-    if kernel == "auto":
-        return next(name for name in KERNELS if refusal(name, platform, operands) is None)
-    if kernel not in KERNELS:
-        raise ConfigError(f"execution.attention must be one of auto, {', '.join(KERNELS)}, found {kernel}.")
-    reason = refusal(kernel, platform, operands)
-    if reason is not None:
-        raise ConfigError(f"execution.attention = {kernel} {reason}. Take another kernel, or auto.")
-    return kernel
-
-
-def refusal(kernel: str, platform: str, operands: Operands) -> str | None:
-    """Return why a kernel cannot run, or None."""
-    dtype, head_dim, seq_len, context = operands
-    if kernel == "splash":
-        if platform != "tpu":
-            return f"needs a TPU, found {platform}"
-        if context > 1 and seq_len % (2 * LANES * context):
-            return (
-                f"needs 2 × context parts of a row, each a multiple of {LANES} tokens, found 2 × {context} of {seq_len} "
-                "(execution.mesh, seq_len)"
-            )
-    if kernel == "cudnn":
-        if platform not in ("gpu", "cuda"):
-            return f"needs an NVIDIA GPU, found {platform}"
-        if context > 1:
-            return f"has no mask for queries that are a part of a row, found context {context} in execution.mesh"
-        if dtype not in CUDNN_DTYPES:
-            return f"needs queries, keys and values in {' or '.join(CUDNN_DTYPES)} (compute_dtype, float32_attention), found {dtype}"
-        if head_dim % 8 or head_dim > CUDNN_MAX_HEAD_DIM:
-            return f"needs a head_dim that is a multiple of 8 and at most {CUDNN_MAX_HEAD_DIM}, found {head_dim}"
-        if seq_len % 2:
-            return f"needs rows of an even number of tokens to mask segments, found {seq_len}"
-    return None
 
 
 def attend_in_parts(

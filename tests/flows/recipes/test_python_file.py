@@ -160,6 +160,13 @@ def test_code_does_not_run_where_nobody_named_the_file(write: Write, tmp_path: P
     assert not touched.exists()
 
 
+def test_a_file_of_data_is_read_once_in_a_command_and_again_outside(write: Write):
+    path = write(load(write()).model_dump_json(), "data.json")
+    with allow_code():
+        assert load_written(path) is load_written(path)
+    assert load_written(path) is not load_written(path)  # a page that is served for days shows edits
+
+
 def test_the_text_of_a_file_is_in_no_key_and_every_value_is(write: Write, tmp_path: Path):
     def digests(text: str) -> list[str]:
         with allow_code():

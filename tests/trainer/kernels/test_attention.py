@@ -10,8 +10,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import CausalMask, LocalMa
 
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.config.execution import check_kernel
 from phasewise.trainer.kernels import attention, splash, xla
-from phasewise.trainer.kernels.attention import check_kernel
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""`phasewise run` on prepared data, from the command to the first update: `python -m experiments.bench launch`.
+
+The recipe is that of `phasewise new` over made text. Warm is the compilation cache of a whole training, cold is an empty one.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.bench.measure import Options, Row
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.run_folder import RunFolder
+
+MAX_SECONDS = {"warm": 6, "cold": 15}
+WORDS, PARAGRAPH_WORDS, PARAGRAPHS, FILES = 4_000, 120, 100, 40
+PARTS = {
+    "imports of the command": "starting a Prefect server",
+    "server, beside imports of the flow": "phase 1 of",
+    "checks and verdict on the data": "data passed",
+    "its page, and the plan": "trains on",
+}
+"""Part of a launch → words of the line that ends it. Further parts are the trainer's."""
+
+
+def rows(options: Options) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as name:
+        recipe = prepared_recipe(Path(name))
+        phasewise("run", str(recipe), home=recipe.parent / "home")
+        for state, limit in MAX_SECONDS.items():
+            found = [first_update(recipe, is_cold=state == "cold") for _ in range(options.repeats)]
+            whole = [sum(one.values()) for one in found]
+            note = f"{min(whole):.1f} to {max(whole):.1f}"
+            yield Row(f"`phasewise run` to the first update, seconds, {state}", float(np.median(whole)), at_most=limit, note=note)
+            for part in found[0]:
+                yield Row(f"  {part}", float(np.median([one[part] for one in found])))
+
+
+def first_update(recipe: Path, *, is_cold: bool) -> dict[str, float]:
+    """Train the first phase anew up to its first update. Return part → seconds, in order."""
+    home, log = recipe.parent / "home", recipe.with_name("log")
+    run = RunFolder(Home(home).run("my-own", "warm-up"))
+    shutil.rmtree(run.path, ignore_errors=True)
+    if is_cold:
+        shutil.rmtree(run.compilation_cache, ignore_errors=True)
+    parts, left, last = dict[str, float](), dict(PARTS), time.perf_counter()
+    with open(log, "wb") as output, phasewise_process("run", f"{recipe}/warm-up", home=home, stderr=output) as process:
+        while not (run.metrics.exists() and run.metrics.stat().st_size):
+            if process.poll() is not None:
+                raise RuntimeError(f"the command ended first:\n{log.read_text()}")
+            ended = [part for part, words in left.items() if words in log.read_text()]
+            if run.heartbeat.exists() and not left and len(parts) == len(PARTS):
+                ended.append("imports of the trainer")
+            for part in ended:
+                parts[part], last = (now := time.perf_counter()) - last, now
+                left.pop(part, None)
+            time.sleep(0.005)
+        parts["state, program, first update"] = time.perf_counter() - last
+        process.send_signal(signal.SIGINT)
+    return parts
+
+
+def prepared_recipe(folder: Path) -> Path:
+    """A recipe of two phases over made text, with prepared data in the home next to it."""
+    rng, words = np.random.default_rng(0), [f"word{number}" for number in range(WORDS)]
+    (folder / "text").mkdir()
+    for number in range(FILES):
+        paragraphs = (" ".join(rng.choice(words, PARAGRAPH_WORDS)) for _ in range(PARAGRAPHS))
+        (folder / "text" / f"{number}.txt").write_text("\n\n".join(paragraphs))
+    recipe = folder / "my.py"
+    phasewise("new", str(recipe), "--text", str(folder / "text"), home=folder / "home")
+    phasewise("data", "prepare", str(recipe), home=folder / "home")
+    return recipe
+
+
+def phasewise(*arguments: str, home: Path) -> None:
+    with phasewise_process(*arguments, home=home, stderr=subprocess.DEVNULL):
+        pass
+
+
+def phasewise_process(*arguments: str, home: Path, stderr: Any) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "phasewise.flows.cli.main", *arguments]
+    return subprocess.Popen(command, env={**os.environ, "PHASEWISE_HOME": str(home)}, stdout=subprocess.DEVNULL, stderr=stderr)
