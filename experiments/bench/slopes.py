@@ -58,8 +58,7 @@ def rows(options: Options) -> Iterator[Row]:
         )
         launch.phasewise("run", str(prepared), home=home / "home")
         filled = {count: _home_with_runs(prepared, count) for count in RUNS}
-        of_runs = "`phasewise status`, n runs in the home"
-        yield _slope(of_runs, RUNS, lambda count: _command("status", str(filled[count])), options.repeats)
+        yield _slope("`phasewise status`, n runs in the home", RUNS, lambda count: _command("status", str(filled[count])), options.repeats)
 
 
 def _launches(home: Path, name: str, sizes: Sequence[int], of: Callable[[int], tuple[int, int]], repeats: int) -> Iterator[Row]:
@@ -146,8 +145,7 @@ def _command(*arguments: str) -> float:
 def _wide(recipe: Path, count: int) -> Path:
     """A recipe of n phases from scratch over prepared data."""
     written = recipe.with_suffix(".json")
-    if not written.exists():
-        launch.phasewise("new", str(written), "--from", str(recipe), home=recipe.parent / "home")
+    launch.phasewise("new", str(written), "--from", str(recipe), home=recipe.parent / "home")
     raw: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
     first = raw["phases"][0]
     parts = {"sources": {name: raw["sources"][name] for name in first["mixture"][0][1]}, "name": f"wide-{count}"}

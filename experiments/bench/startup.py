@@ -38,8 +38,7 @@ def rows(options: Options) -> Iterator[Row]:
             },
             options.repeats,
         )
-    note = "of Levanter's 21 s on two idle cores"
-    yield Row("start of the process to the first update, seconds, warm compilation cache", found["new"], at_most=7, note=note)
+    yield Row("start of the process to the first update, seconds, warm cache", found["new"], at_most=7, note="Levanter, idle cores: 21 s")
     yield Row("the same, going on from a checkpoint", found["again"], at_most=7)
 
 

@@ -118,13 +118,13 @@ def server_for(home: Home, purpose: str, *, meanwhile: Callable[[], object] = la
             with _api_at(holder.url, auth_of_running(home)):
                 yield holder.url
         else:
-            say("starting a Prefect server for this run")
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
 
             def load() -> None:
                 apply_settings(home)  # it imports Prefect for seconds
+                say("starting a Prefect server for this run")
                 meanwhile()
 
             with own_server(home, port, purpose, load) as server, _restarted_if_ended(server), _api_at(server.url, server.auth):
