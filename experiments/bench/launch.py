@@ -1,6 +1,6 @@
 """`phasewise run` on prepared data, from the command to the first update: `python -m experiments.bench launch`.
 
-The recipe is that of `phasewise new` over made text. Warm is the compilation cache of a whole training, cold is an empty one.
+The recipe is that of `phasewise new` over real text. Warm is the compilation cache of a whole training, cold is an empty one.
 """
 
 import os
@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from experiments.bench.measure import Options, Row
+from experiments.bench.real_text import write_json_lines
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.run_folder import RunFolder
 
 MAX_SECONDS = {"warm": 6, "cold": 15}
-WORDS, PARAGRAPH_WORDS, PARAGRAPHS, FILES = 4_000, 120, 100, 40
+TEXT_BYTES = 3 * 10**6
 PARTS = {
     "imports of the command and of Prefect": "starting a Prefect server", "server, beside imports of the flow": "phase 1 of",
     "checks and verdict on the data": "data passed", "its page, and the plan": "trains on",
@@ -67,12 +68,8 @@ def first_update(recipe: Path, *, is_cold: bool) -> dict[str, float]:
 
 
 def prepared_recipe(folder: Path) -> Path:
-    """A recipe of two phases over made text, with prepared data in the home next to it."""
-    rng, words = np.random.default_rng(0), [f"word{number}" for number in range(WORDS)]
-    (folder / "text").mkdir()
-    for number in range(FILES):
-        paragraphs = (" ".join(rng.choice(words, PARAGRAPH_WORDS)) for _ in range(PARAGRAPHS))
-        (folder / "text" / f"{number}.txt").write_text("\n\n".join(paragraphs))
+    """A recipe of two phases over real text, with prepared data in the home next to it."""
+    write_json_lines(folder / "text", TEXT_BYTES, num_files=4)
     recipe = folder / "my.py"
     phasewise("new", str(recipe), "--text", str(folder / "text"), home=folder / "home")
     phasewise("data", "prepare", str(recipe), home=folder / "home")
