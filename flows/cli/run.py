@@ -1,6 +1,8 @@
 """`phasewise run`."""
 
 import sys
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,6 @@ from phasewise.flows.status.retraining import check_named, check_replaced, exten
 from phasewise.flows.status.summary import run_summary
 from phasewise.tasks.progress import say
 from phasewise.validations.expectations.judging import load_library
-
-
-def load_flow() -> Any:
-    """Import the flow and Great Expectations, which takes seconds."""
-    from phasewise.flows.train_recipe import train_recipe
-
-    load_library()
-    return train_recipe
 
 
 @resolving_once()
@@ -46,9 +40,12 @@ def run_recipe(
                     if resolved.is_prepared:
                         extend_phases(resolved, extend)
                         check_replaced(resolved, find_replaced(resolved, phases), retrain)
-                    with server_for(resolved.home, purpose, meanwhile=load_flow):
+                    loads = (partial(import_module, "phasewise.flows.train_recipe"), load_library)  # for seconds
+                    with server_for(resolved.home, purpose, meanwhile=loads):
+                        from phasewise.flows.train_recipe import train_recipe
+
                         given = (resolved.recipe_name, scale, str(resolved.home.root), phase.name if phase else None)
-                        load_flow()(*given, retrain, resolved.settings, extend)
+                        train_recipe(*given, retrain, resolved.settings, extend)
             finally:
                 if not as_json and report_path(resolved).exists():
                     summary = run_summary(resolved)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,7 +95,7 @@ def logged_child(
 
 
 @contextmanager
-def server_for(home: Home, purpose: str, *, meanwhile: Callable[[], object] = lambda: None) -> Iterator[str]:
+def server_for(home: Home, purpose: str, *, meanwhile: Sequence[Callable[[], object]] = ()) -> Iterator[str]:
     """Yield the URL of the API: `PREFECT_API_URL`, the home's running server, or a new server for `purpose`. Raises PhasewiseError.
 
     `meanwhile`: slow imports, made while a new server starts.
@@ -121,13 +122,9 @@ def server_for(home: Home, purpose: str, *, meanwhile: Callable[[], object] = la
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
-
-            def load() -> None:
-                apply_settings(home)  # it imports Prefect for seconds
-                say("starting a Prefect server for this run")
-                meanwhile()
-
-            with own_server(home, port, purpose, load) as server, _restarted_if_ended(server), _api_at(server.url, server.auth):
+            settings = partial(apply_settings, home)  # it imports Prefect for seconds
+            work = (settings, partial(say, "starting a Prefect server for this run"), *meanwhile)
+            with own_server(home, port, purpose, work) as server, _restarted_if_ended(server), _api_at(server.url, server.auth):
                 from phasewise.flows.prefect.stale_runs import close_leftovers
 
                 asyncio.run(close_leftovers(home, SERVED))
@@ -243,7 +240,7 @@ def _restarted_if_ended(server: OwnServer) -> Iterator[None]:
 
 
 @contextmanager
-def own_server(home: Home, port: int, purpose: str, meanwhile: Callable[[], object] = lambda: None) -> Iterator[OwnServer]:
+def own_server(home: Home, port: int, purpose: str, meanwhile: Sequence[Callable[[], object]] = ()) -> Iterator[OwnServer]:
     """Run the home's server within the context, and `meanwhile` during its start. Raises PhasewiseError if it runs or did not start."""
     url = f"http://127.0.0.1:{port}/api"
     environment = {
@@ -275,7 +272,8 @@ def own_server(home: Home, port: int, purpose: str, meanwhile: Callable[[], obje
             return stack.enter_context(child)
 
         process = start()
-        meanwhile()
+        for work in meanwhile:
+            work()
         _wait_until_up(url, process, log, read_bytes)
         try:
             yield OwnServer(url, auth, log, process, read_bytes, start, listening.close)
