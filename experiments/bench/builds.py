@@ -16,7 +16,7 @@ from phasewise.tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS_VARIABLE
 from phasewise.tasks.data.documents import split_texts
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.prepare import SPLITS, build_missing_caches, make_missing_tokenizer, write_missing_documents
-from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.source import Deduplicate, Source
 from phasewise.tasks.data.tokenizer import load_tokenizer
 from phasewise.tasks.home import Home
 from phasewise.trainer.data.manifest import read_manifest
@@ -26,10 +26,10 @@ BARE_BATCH = 128
 COMPONENT = "text"
 
 
-def plan_build(sources: Path, home: Path) -> DataPlan:
+def plan_build(sources: Path, home: Path, deduplicate: Deduplicate = "exact") -> DataPlan:
     """The plan of one component, made of the JSON lines in a folder."""
     home.mkdir(parents=True, exist_ok=True)
-    source = Source(url=str(sources), include=("*.jsonl*",), format="jsonl")
+    source = Source(url=str(sources), include=("*.jsonl*",), format="jsonl", deduplicate=deduplicate)
     return plan_data({COMPONENT: source}, Home(home), vocab_size=VOCAB_SIZE)
 
 
@@ -43,6 +43,14 @@ def rebuild_caches(plan: DataPlan) -> float:
         for split in SPLITS:
             shutil.rmtree(component.cache(split).folder, ignore_errors=True)
     return seconds(lambda: build_missing_caches(plan))
+
+
+def prepare_again(plan: DataPlan) -> float:
+    """Seconds from files to token caches, without the tokenizer's training."""
+    for component in plan.components.values():
+        shutil.rmtree(component.documents.folder, ignore_errors=True)
+        shutil.rmtree(component.near_copies, ignore_errors=True)
+    return seconds(lambda: write_missing_documents(plan)) + rebuild_caches(plan)
 
 
 def texts_of(plan: DataPlan) -> list[str]:

@@ -1,6 +1,7 @@
 """Shared by all benchmarks: a row of the table, alternating sides, and a fixed number of cores."""
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -57,6 +58,7 @@ def in_turns(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str
     for _ in range(repeats):
         for name, side in sides.items():
             found[name].append(side())
+            print(f"  {name}: {found[name][-1]:.4g}", file=sys.stderr, flush=True)
     return {name: float(np.median(measured)) for name, measured in found.items()}
 
 

@@ -14,6 +14,7 @@ from experiments.bench.builds import (
     encode_bare,
     num_tokens,
     plan_build,
+    prepare_again,
     rebuild_caches,
     texts_of,
     two_workers,
@@ -22,8 +23,9 @@ from experiments.bench.builds import (
 from experiments.bench.measure import Options, Row, in_turns, on_cores, seconds
 from experiments.bench.real_text import write_json_lines
 from phasewise.tasks.data.plan import DataPlan
+from phasewise.trainer.base.storage import write_atomically
 
-MIN_SHARE_OF_BARE = 0.85
+MIN_SHARE_OF_BARE, MIN_PREPARED, MIN_PREPARED_NEAR = 0.85, 0.95, 0.8
 FILE_MEGABYTES = 8
 
 
@@ -52,12 +54,24 @@ def _compared(plan: DataPlan, place: Path, options: Options) -> Iterator[Row]:
     with_start = seconds(build_with_new_cluster)
     with two_workers():
         rebuild_caches(plan)
+        near = plan_build(place / "sources", place / "near", "near")
+        write_atomically(near.tokenizer, plan.tokenizer.read_bytes())
         sides = {
             "bare": lambda: encode_bare(plan, texts),
             "build": lambda: rebuild_caches(plan),
             "datasets": lambda: map_datasets(plan, texts_path),
+            "exact": lambda: prepare_again(plan),
+            "near": lambda: prepare_again(near),
         }
         medians = in_turns(sides, options.repeats)
+        kept = sum(len(text.encode()) for text in texts_of(near)) / 1e6
+    for name, side, at_least, size in (
+        ("near-duplicate removal off", "exact", MIN_PREPARED, megabytes),
+        ("near-duplicate removal on", "near", MIN_PREPARED_NEAR, kept),
+    ):
+        note = f"{size:.0f} MB kept: {size / medians[side]:.1f} MB/s"
+        share = medians["bare"] * size / megabytes / medians[side]
+        yield Row(f"files → token cache, {name}, share of bare encode_batch", share, at_least=at_least, note=note)
     bare, built = medians["bare"], medians["build"]
     rates = f"{megabytes:.0f} MB: {megabytes / built:.1f} against {megabytes / bare:.1f} MB/s"
     yield Row("documents → token cache, share of bare encode_batch", bare / built, at_least=MIN_SHARE_OF_BARE, note=rates)

@@ -39,8 +39,7 @@ from phasewise.tasks.validation.scan_texts import (
 from phasewise.trainer.base.errors import DataError
 from phasewise.validations.evidence.leakage.scan import Document
 
-MAX_SHOWN_COLUMNS = 5
-FIELD_PEEK_BYTES = 2**14
+MAX_SHOWN_COLUMNS, FIELD_PEEK_BYTES = 5, 2**14
 Strings = Sequence[str]
 NONE: Strings = ()
 _RAW_TYPES: dict[pa.DataType, pa.DataType] = {
@@ -164,8 +163,7 @@ def table_texts(file: io.BufferedReader, table_format: TableFormat) -> Iterator[
 
 
 DAMAGE = (FileFault, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, pa.ArrowException, OverflowError, RecursionError)
-INSIDE = "!/"
-MAX_UNREAD = 1000
+INSIDE, MAX_UNREAD = "!/", 1000
 LINE_ENDINGS = (".jsonl", ".ndjson", ".jsonlines")
 
 

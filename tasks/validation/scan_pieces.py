@@ -88,11 +88,9 @@ def open_index(folder: Path) -> LeakageIndex:
     return LeakageIndex.load(folder)
 
 
-PIECE_BYTES = 32 * 2**20
-LOOK_THREADS = 8
+PIECE_BYTES, MIN_CLUSTER_BYTES = 32 * 2**20, 128 * 2**20
+LOOK_THREADS, PIECES_AT_ONCE = 8, 1024
 STAGE = "leakage scan"
-MIN_CLUSTER_BYTES = 128 * 2**20
-PIECES_AT_ONCE = 1024
 
 
 def open_detokenizer(path: Path) -> Detokenize:

@@ -33,8 +33,7 @@ FORUM_TAGS = "b i u s quote code url img size color list center font"
 TABLE_SIZE = 0x20000
 SEPARATOR, DROPPED = 0, 1
 LETTER, DIGIT, WORD = 1, 2, 3  # kinds of code point: words are runs of letters or of digits. An ideograph or kana is a word
-KIND_SHIFT = 24
-MAX_EXPANSION = 8
+KIND_SHIFT, MAX_EXPANSION = 24, 8
 UNASSIGNED = {"Cn", "Co", "Cs"}
 BYTE_LEVEL_SPACES = {0x100 + ord(" "), 0x100 + ord("\n")}
 """Ġ and Ċ, which encode white space in byte-level vocabularies and in texts made of their entries. As letters, only Maltese uses them."""

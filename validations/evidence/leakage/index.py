@@ -40,7 +40,8 @@ MAX_COUNTED = 1000
 MIN_DISTINCT_CHOICES = 8  # distinct words other than signs that identify choices in any order
 OWN_GRAM, TELLING_NUMBER, OWN_RUN = np.uint8(1), np.uint8(2), np.uint8(4)
 COMMON_NUMBERS = b"0 1 2"
-BUCKET_BITS, FILTER_BITS = 20, 27
+BUCKET_BITS, FILTER_BITS, FILTER_SHIFTS = 20, 19, (39, 33)
+"""A hash sets two bits in one of 2^19 words of 64 bits. A larger filter leaves the processor's caches, and takes ten times as long."""
 CODE = (fold, items, segments, words, sys.modules[__name__])
 _Runs = tuple[UInt64[np.ndarray, "n"], Int32[np.ndarray, "n"], Int64[np.ndarray, "n"]]  # hash, item and first word of runs
 
@@ -73,7 +74,7 @@ class LeakageIndex:
     seed_hashes: UInt64[np.ndarray, "g"]  # rare four-word runs, sorted by hash
     seed_words: Int32[np.ndarray, "g"]  # first word of each run
     seed_buckets: Int32[np.ndarray, "b+1"]  # first run with each value of the hash's first bits
-    seed_filter: UInt8[np.ndarray, "f"]  # bit set of the hashes
+    seed_filter: UInt64[np.ndarray, "f"]  # Bloom filter of the hashes
 
     @cached_property
     def items_per_benchmark(self) -> dict[str, int]:
@@ -118,10 +119,10 @@ class LeakageIndex:
         is_telling[np.unique(in_segment, return_index=True)[1]] = True
         is_telling &= is_number(of_items.hashes) & ~np.isin(of_items.hashes, split_words(COMMON_NUMBERS).hashes)
         marks = OWN_GRAM * is_own + OWN_RUN * own_runs(of_items, is_own, groups) + TELLING_NUMBER * is_telling
-        bits = min(FILTER_BITS, max(10, (32 * len(seeds)).bit_length()))
-        seed_filter, at = np.zeros(1 << (bits - 3), np.uint8), (seeds * GRAM_FACTOR) >> np.uint64(64 - bits)
-        at_bit = np.left_shift(1, (at & np.uint64(7)).astype(np.uint8)).astype(np.uint8)
-        np.bitwise_or.at(seed_filter, (at >> np.uint64(3)).astype(np.int64), at_bit)
+        seed_filter, keys = np.zeros(1 << FILTER_BITS, np.uint64), distinct(seeds) * GRAM_FACTOR
+        for shift in FILTER_SHIFTS:
+            bits = np.uint64(1) << ((keys >> np.uint64(shift)) & np.uint64(63))
+            np.bitwise_or.at(seed_filter, (keys >> np.uint64(64 - FILTER_BITS)).astype(np.int64), bits)
         return cls(
             names=tuple((item.benchmark, item.id) for item in items),
             digest=digest,

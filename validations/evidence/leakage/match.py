@@ -3,8 +3,10 @@
 A rare run of four words makes an item a candidate. In a window around the run, every pair of words in both item and window marks its words
 as found, in any order of the runs. A part's score is the weight of its found words. `rules` decides by the scores.
 
-A short document has one table for all items. The words of an item anywhere in it bound the words in any window, so most candidates end
-before the first look (`prefilter`) or after it: no score grows with fewer words.
+A sketch of a document tells that a pair of words is missing, or may be found. It bounds the share of each part for a tenth of the cost of
+matching (`foresee`). A short document has one table for all items. The words of an item anywhere in it bound the words in any window, so
+most candidates end before the first look or after it: no score grows with fewer words. The next document needs the words found of an item
+only if both documents together may count.
 """
 
 # pyright: basic
@@ -14,12 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from phasewise.validations.evidence.leakage.index import SEED_WORDS
 from phasewise.validations.evidence.leakage.jit_cache import compiled, inlined, inner
 from phasewise.validations.evidence.leakage.match_flags import (
     FOUND,
+    GRAM_FOUND,
     HIGH,
     LOW,
-    SKETCH_SIZE,
+    NUMBER_THERE,
+    RUN_FOUND,
+    SKETCH_SHIFT,
     Noted,
     Table,
     build_table,
@@ -27,34 +33,19 @@ from phasewise.validations.evidence.leakage.match_flags import (
     mark,
     note,
 )
-from phasewise.validations.evidence.leakage.prefilter import (
-    ALONE,
-    BEFORE,
-    CANDIDATE,
-    DOCUMENT,
-    FIRST,
-    IS_HELD,
-    ITEM,
-    JOINED,
-    MAX_TABLE_WORDS,
-    MAY,
-    MIN_HELD_SHARE,
-    OFFSET,
-    OPEN,
-    SLACK_WORDS,
-    STOP,
-    WANTED,
-    WINDOW_PER_ITEM,
-    foresee,
-    has_seeds,
-    has_seeds_beside,
-    in_line,
-    is_next_to,
-)
+from phasewise.validations.evidence.leakage.prefilter import BEFORE, DOCUMENT, FIRST, IS_HELD, ITEM, MAY, NEXT, OFFSET, PLACES, STOP
 from phasewise.validations.evidence.leakage.rules import COUNTS, JOINED_EXTRA, count_words, decide, may_decide, score_parts
+from phasewise.validations.evidence.leakage.segments import GRAM_FACTOR as _FACTOR
 from phasewise.validations.evidence.leakage.segments import NUM_KINDS, SOLUTION
 
-SAME_LINE_WORDS = 4
+ALONE, JOINED, WANTED, OPEN, CANDIDATE = 1, 2, 4, 8, 16
+"""Possible outcomes of an item in a document: it counts, it counts together with the document before, the next document needs its words, it
+may extend beyond the document (nothing is known), it has enough rare runs."""
+SLACK_WORDS, WINDOW_PER_ITEM, SAME_LINE_WORDS = 16, 1.3, 4
+MIN_HELD_SHARE = 0.2  # minimum share of a part to be kept for the next document
+MAX_TABLE_WORDS, MAX_SKETCH_WORDS = 1024, 2048  # longer documents are matched window by window, with a sketch of an item's windows
+_ALL, _UNKNOWN = FOUND | GRAM_FOUND, NUMBER_THERE | RUN_FOUND  # flags that a sketch tells, and others, which it takes as set
+_WORDS, _PAIRS = 0, 1
 MIN_COMPLEMENT = 0.1  # share of the words found in two documents that each document must add
 
 
@@ -87,8 +78,9 @@ class Scratch(NamedTuple):
 
 def build_scratch(max_words: int, max_segments: int) -> Scratch:
     """Allocate scratch arrays for items of up to this number of words and segments."""
+    table = build_table(max(MAX_TABLE_WORDS, 2 * (int(max_words * WINDOW_PER_ITEM) + SLACK_WORDS)))
     return Scratch(
-        table=build_table(max(MAX_TABLE_WORDS, 2 * (int(max_words * WINDOW_PER_ITEM) + SLACK_WORDS))),
+        table=table,
         noted=Noted(np.empty(max_words, np.uint8), np.empty((max_words, 2), np.int32), np.empty((max_segments, 2), np.int64)),
         flags=np.empty(max_words, np.uint8),
         joined=np.empty(max_words, np.uint8),
@@ -97,7 +89,7 @@ def build_scratch(max_words: int, max_segments: int) -> Scratch:
         founds=np.zeros((NUM_KINDS + 1, COUNTS)),
         parts=np.zeros(4),
         counted=np.zeros((NUM_KINDS, 4), np.int64),
-        sketch=np.zeros((2, SKETCH_SIZE), np.uint8),
+        sketch=np.zeros((2, len(table.sketch)), np.uint8),
     )
 
 
@@ -120,14 +112,159 @@ def score_candidates(num_pairs, pairs, seeds, text, index, rules, scratch, held,
 
 
 @inlined()
-def _run(words, place, hashes, word, start, end):
-    """Return the share of a segment in one run of the text around `place`."""
-    before = after = 0
-    while word - before > start and place - before > 0 and words[place - before - 1] == hashes[word - before - 1]:
-        before += 1
-    while word + after < end and place + after < len(words) and words[place + after] == hashes[word + after]:
-        after += 1
-    return (before + after) / (end - start)
+def has_seeds(found_places, bounds, needed, until):
+    """Return whether `needed` distinct seeds start from the first bound up to `until`."""
+    count, last = 1, found_places[bounds[0]]
+    for at in range(bounds[0] + 1, bounds[1]):
+        if count >= needed or found_places[at] > until:
+            break
+        if found_places[at] > last:
+            count, last = count + 1, found_places[at]
+    return count >= needed
+
+
+@inlined()
+def is_next_to(pairs, number, other):
+    """Return whether the documents of two pairs are neighbours. -1 is no pair."""
+    return other >= 0 and abs(pairs[number, DOCUMENT] - pairs[other, DOCUMENT]) == 1
+
+
+@inlined()
+def has_seeds_beside(pairs, number, needed):
+    """Return whether the document and its neighbours hold `needed` seeds of the item, with some in a neighbour."""
+    before, behind, beside = pairs[number, BEFORE], pairs[number, NEXT], 0
+    if is_next_to(pairs, number, before):
+        beside += pairs[before, PLACES]
+    if is_next_to(pairs, number, behind):
+        beside += pairs[behind, PLACES]
+    return beside > 0 and beside + pairs[number, PLACES] >= needed
+
+
+@inlined()
+def in_line(seeds, pairs, number, at, drift):
+    """Count consecutive seeds of an item in line, across letters before choices and the end of a document."""
+    words, places = seeds
+    first, last, count = places[at] - words[at], places[at], 1
+    stop, goes_on = pairs[number, STOP], True
+    while goes_on:
+        at += 1
+        if at == stop:
+            number = pairs[number, NEXT]
+            if number < 0:
+                break
+            at, stop = pairs[number, FIRST], pairs[number, STOP]
+        if places[at] != last:
+            goes_on = places[at] <= last + SEED_WORDS and 0 <= (places[at] - words[at]) - first <= drift
+            if goes_on:
+                last, count = places[at], count + 1
+    return count
+
+
+@inner()
+def foresee(num_pairs, pairs, seeds, text, index, rules, scratch, held):
+    """Fill the possible outcomes of each pair. `score_candidates` explains the arguments."""
+    words, starts, sketch, document = text[0], text[1], scratch.sketch, np.int64(-1)
+    seams = (np.uint64(0), np.uint64(0))
+    for number in range(num_pairs):
+        pair = pairs[number]
+        if pair[DOCUMENT] != document:
+            document = np.int64(pair[DOCUMENT])
+            first, stop = starts[document], starts[document + 1]
+            # Pairs of words across the seams to the neighbours, 0 without a neighbour
+            before = (words[first - 1] + words[first]) * _FACTOR if 0 < first < len(words) else np.uint64(0)
+            behind = (words[stop - 1] + words[stop]) * _FACTOR if 0 < stop < len(words) else np.uint64(0)
+            seams = (before, behind)
+            if stop - first <= MAX_TABLE_WORDS:
+                sketch[:] = 0
+                draw(words, first, stop, sketch)
+        _foresee_item(number, pairs, seeds, text, seams, index, rules, scratch, held)
+    for number in range(num_pairs - 1, -1, -1):
+        pair, following = pairs[number], pairs[number, NEXT]
+        if is_next_to(pairs, number, following) and pairs[following, MAY] & (JOINED | WANTED) != 0 and pair[IS_HELD] != 0:
+            pair[MAY] |= WANTED
+        pair[IS_HELD] = 0
+
+
+@inner()
+def draw(words, first, stop, sketch):
+    """Add the words in a range of the text and their pairs to the sketch."""
+    for place in range(first, stop):
+        sketch[_WORDS, words[place] >> SKETCH_SHIFT] = 1
+        if place + 1 < len(words):
+            sketch[_PAIRS, ((words[place] + words[place + 1]) * _FACTOR) >> SKETCH_SHIFT] = 1
+
+
+@inner()
+def may_score(flags, index, segments, rules, item, extra, scratch):
+    """Return whether an item with at most these flags may count, apart from runs. `scratch.counted` has its words from `count_words`."""
+    is_open = may_decide(scratch.counted, rules, item, extra)
+    if is_open and not rules.has_solutions[item]:
+        of_words, scores, founds = (index.hashes, index.weights, index.marks), scratch.scores, scratch.founds
+        score_parts(flags, of_words, index.segment_starts, index.segment_kinds, segments, scores, founds)
+        is_open = decide(scores, founds, rules, item, extra, (np.int64(-1), 0.0), np.int64(extra == 0), scratch.parts)
+    return is_open
+
+
+@inlined()
+def _foresee_item(number, pairs, seeds, text, seams, index, rules, scratch, held):
+    """Fill the possible outcomes of one item in one document, and keep its maximal flags for the next document."""
+    pair, item = pairs[number], pairs[number, ITEM]
+    words, low, high = text[0], text[1][pairs[number, DOCUMENT]], text[1][pairs[number, DOCUMENT] + 1]
+    segments = (index.item_segments[item], index.item_segments[item + 1])
+    starts, kinds = index.segment_starts, index.segment_kinds
+    size = starts[segments[1]] - starts[segments[0]]
+    needed, reach = rules.seeds[item], np.int64(size * WINDOW_PER_ITEM) + SLACK_WORDS
+    has_beside, at = has_seeds_beside(pairs, number, needed), pair[FIRST]
+    while at < pair[STOP] and not has_beside and not has_seeds(seeds[1], (at, pair[STOP]), needed, seeds[1][at] + reach):
+        at += 1
+    if at == pair[STOP]:
+        return
+    before, row, offset = pair[BEFORE], pair[DOCUMENT] % 2, pair[OFFSET]
+    has_before = is_next_to(pairs, number, before) and pairs[before, IS_HELD] != 0
+    most, may = held[row, offset : offset + size], CANDIDATE
+    is_open, sketch, grams = rules.has_solutions[item], scratch.sketch, index.grams
+    if high - low > MAX_TABLE_WORDS and not is_open:  # sketch the windows of the item, which may reach into the neighbours
+        sketch[:] = 0
+        end, room = np.int64(0), MAX_SKETCH_WORDS
+        for seed in range(at, pair[STOP]):
+            place = np.int64(seeds[1][seed])
+            if place + reach > end and (has_beside or has_seeds(seeds[1], (seed, pair[STOP]), needed, place + reach)):
+                first, end = max(end, place - reach), min(place + reach, len(words))
+                may |= OPEN if first < low or end > high else 0
+                room -= end - first
+                is_open = room < 0
+                if is_open:
+                    break
+                draw(words, first, end, sketch)
+    for segment in range(segments[0], segments[0] if is_open else segments[1]):
+        # Flag the words that the document may hold next to their neighbour. A pair may be across a seam.
+        start, last = starts[segment], starts[segment + 1] - 1
+        if start == last:
+            most[start - starts[segments[0]]] = sketch[_WORDS, grams[start] >> SKETCH_SHIFT] * _ALL | _UNKNOWN
+            continue
+        carried, some, of_part = np.uint8(0), grams[start:last], most[start - starts[segments[0]] : last - starts[segments[0]] + 1]
+        for word in range(len(some)):
+            is_there = sketch[_PAIRS, some[word] >> SKETCH_SHIFT]
+            of_part[word] = is_there * _ALL | carried | _UNKNOWN
+            carried = is_there
+            is_open |= high - low <= MAX_TABLE_WORDS and (some[word] == seams[0] or some[word] == seams[1])
+        of_part[len(some)] = carried | _UNKNOWN
+    if is_open:
+        most[:] = _ALL | _UNKNOWN
+        pair[IS_HELD] = 1
+        pair[MAY] = may | OPEN | ALONE | (JOINED if has_before else 0)
+        return
+    pair[IS_HELD] = count_words(most, index.marks, starts, kinds, segments, scratch.counted) >= MIN_HELD_SHARE
+    if may_score(most, index, segments, rules, item, 0.0, scratch):
+        may |= ALONE
+    if has_before:
+        of_before = held[1 - row, pairs[before, OFFSET] : pairs[before, OFFSET] + size]
+        for word in range(size):
+            most[word] |= of_before[word]
+        count_words(most, index.marks, starts, kinds, segments, scratch.counted)
+        if may_score(most, index, segments, rules, item, JOINED_EXTRA, scratch):
+            may |= JOINED
+    pair[MAY] = may
 
 
 @inlined()
@@ -163,24 +300,16 @@ def _goes_on(words, seam, hashes, segment_starts, segments):
 @inner()
 def _may_count(of_before, index, segments, rules, item, scratch):
     """Return the largest share of words, and whether an item may count at all, and together with the document before, apart from runs."""
-    flags, joined, run = scratch.noted.flags, scratch.joined, (np.int64(-1), 0.0)
+    flags, joined = scratch.noted.flags, scratch.joined
     marks, starts, kinds, counted = index.marks, index.segment_starts, index.segment_kinds, scratch.counted
-    of_words, scores, founds, parts = (index.hashes, index.weights, index.marks), scratch.scores, scratch.founds, scratch.parts
     most = count_words(flags, marks, starts, kinds, segments, counted)
-    is_alone = may_decide(counted, rules, item, 0.0)
-    if is_alone and not rules.has_solutions[item]:
-        score_parts(flags, of_words, starts, kinds, segments, scores, founds)
-        is_alone = decide(scores, founds, rules, item, 0.0, run, np.int64(1), parts)
+    is_alone = may_score(flags, index, segments, rules, item, 0.0, scratch)
     if len(of_before) == 0:
         return most, is_alone, False
     for word in range(len(of_before)):
         joined[word] = flags[word] | of_before[word]
     count_words(joined, marks, starts, kinds, segments, counted)
-    may_join = may_decide(counted, rules, item, JOINED_EXTRA)
-    if may_join and not rules.has_solutions[item]:
-        score_parts(joined, of_words, starts, kinds, segments, scores, founds)
-        may_join = decide(scores, founds, rules, item, JOINED_EXTRA, run, np.int64(0), parts)
-    return most, is_alone, may_join
+    return most, is_alone, may_score(joined, index, segments, rules, item, JOINED_EXTRA, scratch)
 
 
 @inner()
@@ -218,7 +347,7 @@ def _score_item(number, pairs, seeds, text, index, rules, scratch, held, out, co
     """
     words, pair, item = text[0], pairs[number], pairs[number, ITEM]
     may_be, has_runs = pair[MAY], rules.has_runs[item]
-    if may_be == 0 or (may_be == CANDIDATE and not has_runs):
+    if may_be == 0 or (may_be & (ALONE | JOINED | WANTED) == 0 and not has_runs):
         return count
     segments = (index.item_segments[item], index.item_segments[item + 1])
     size = index.segment_starts[segments[1]] - index.segment_starts[segments[0]]
@@ -244,13 +373,22 @@ def _score_item(number, pairs, seeds, text, index, rules, scratch, held, out, co
         while index.segment_starts[segment + 1] <= word:
             segment += 1
         start, stop = index.segment_starts[segment], index.segment_starts[segment + 1]
-        run = (np.int64(index.segment_kinds[segment]), _run(words, place, index.hashes, word, start, stop))
+        back, ahead, hashes = 0, 0, index.hashes  # words of the segment in one run of the text around `place`
+        while word - back > start and place - back > 0 and words[place - back - 1] == hashes[word - back - 1]:
+            back += 1
+        while word + ahead < stop and place + ahead < len(words) and words[place + ahead] == hashes[word + ahead]:
+            ahead += 1
+        run = (np.int64(index.segment_kinds[segment]), (back + ahead) / (stop - start))
         is_run = run[1] >= rules.runs[item, run[0]]
         if not is_run and may_be & (ALONE | JOINED | WANTED) == 0:
             continue
         window_low, window_high = max(low, place - reach), min(high, place + reach)
-        table_low, table_high = (low, high) if high - low <= MAX_TABLE_WORDS else (window_low, window_high)
-        if scratch.table.state[LOW] != table_low or scratch.table.state[HIGH] != table_high:
+        table_low, table_high = scratch.table.state[LOW], scratch.table.state[HIGH]
+        is_short = high - low <= MAX_TABLE_WORDS
+        if (table_low != low or table_high != high) if is_short else (table_low > window_low or table_high < window_high):
+            # One table for all windows of the item, if they are close together
+            last = min(high, np.int64(seeds[1][pair[STOP] - 1]) + reach, window_low + MAX_TABLE_WORDS)
+            table_low, table_high = (low, high) if is_short else (window_low, max(window_high, last))
             fill_table(words, table_low, table_high, scratch.table)
             is_ready = False
         if not is_ready:
@@ -259,7 +397,7 @@ def _score_item(number, pairs, seeds, text, index, rules, scratch, held, out, co
             is_ready = True
         may = (most, is_alone or is_run, may_join)
         if not may[1] and not may_join and (not is_kept or best_share >= most):
-            if not has_runs and high - low <= MAX_TABLE_WORDS:  # no other place of this document has more
+            if not has_runs and is_short:  # no other place of this document has more
                 break
             continue
         is_in_line = rules.in_line[item] > 0 and in_line(seeds, pairs, number, at, segments[1] - segments[0]) >= rules.in_line[item]

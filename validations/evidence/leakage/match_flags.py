@@ -19,7 +19,7 @@ NEAR_WORDS = 4
 LOW, HIGH, STAMP, LAST_SLOT, LOOK, STATES = range(6)
 """State of a table: its stretch of text, its number, its last slot, and the number of the current anchor."""
 _ENTRIES = 4  # entries in `following` per word: the pair, the word, and the run that begin there
-SKETCH_SIZE, SKETCH_SHIFT = 4096, np.uint64(52)
+SKETCH_SIZE, SKETCH_SHIFT = 16384, np.uint64(50)
 _NONE = np.uint64(0)
 _NOTHING = np.uint8(0)
 
@@ -53,10 +53,10 @@ def build_table(max_words: int) -> Table:
 
 
 @inlined()
-def run_of(words, place):
-    """Hash the run of words from a place."""
+def run_of(words, place, length):
+    """Hash a run of words from a place."""
     run = np.uint64(0)
-    for offset in range(RUN_WORDS):
+    for offset in range(length):
         run = run * _FACTOR + words[place + offset]
     return run
 
@@ -88,7 +88,7 @@ def fill_table(words, low, high, table):
                 key = (key + words[place + 1]) * _FACTOR if place + 1 < len(words) else _NONE
                 table.sketch[key >> SKETCH_SHIFT] = 1
             elif entry == 2:
-                key = run_of(words, place) if place + RUN_WORDS <= high else _NONE
+                key = run_of(words, place, RUN_WORDS) if place + RUN_WORDS <= high else _NONE
             if key == _NONE:
                 continue
             at, number = _slot(key, keys, stamps, stamp, last_slot), _ENTRIES * (place - low) + entry
@@ -153,7 +153,7 @@ def note(index, segments, table, noted):
                 flag |= FOUND | GRAM_FOUND
                 carried = FOUND if length > 1 else _NOTHING
                 if marks[word] & OWN_RUN != 0:
-                    run = find(run_of(hashes, word), table)
+                    run = find(run_of(hashes, word, RUN_WORDS), table)
             if run >= 0:
                 flag |= RUN_FOUND
             for slot in (gram, run):

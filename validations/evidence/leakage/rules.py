@@ -296,7 +296,7 @@ def may_decide(counted, rules, item, extra):
             is_alone = rule in (ALIKE, ALL)
             if is_alone and _reaches(of_kind[0], of_kind[1], of_kind[2], of_kind[3], needed):
                 return True
-            if rule == COMPLETE and of_kind[0] == of_kind[1]:
+            if rule == COMPLETE and extra == 0 and of_kind[0] == of_kind[1]:  # `decide` needs them in line, thus in one document
                 return True
         if kind != QUESTION and rules.together[item, kind] == ALIKE:
             is_each = of_question[0] >= (MIN_EACH - ROUNDING) * of_question[1] and of_kind[0] >= (MIN_EACH - ROUNDING) * of_kind[1]

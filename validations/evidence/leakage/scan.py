@@ -34,11 +34,9 @@ LEAKED_ITEM_COLUMNS = (
     "component", "benchmark", "item", "part", "score", "documents", "files", "document", "excerpt", "start", "end",
 )  # fmt: skip
 BATCH_BYTES, CARRIED_BYTES = 2**21, 2**16
-MAX_HITS_PER_ITEM = 1000
-EXCERPT_BYTES = 160
-CLEARLY_BETTER, MOSTLY = 0.1, 0.5
-MAX_HULL = 1.5
-_MAX_PAIRS = 2**20
+MAX_HITS_PER_ITEM, EXCERPT_BYTES = 1000, 160
+CLEARLY_BETTER, MOSTLY, MAX_HULL = 0.1, 0.5, 1.5
+_MAX_PAIRS, _BLOCK_WORDS = 2**20, 1024
 _CANDIDATE_ROOM, _HELD_ROOM, _OUT_ROOM = 2**16, 2**16, 2**17
 _OUT_TYPES = (np.int32, np.uint8, np.float64, np.int64, np.int64, np.int64)
 _INDEX_TYPES = (np.uint64, np.uint64, np.uint8, np.float32, np.int32, np.uint8, np.int32)
@@ -181,6 +179,7 @@ class _Scanner:
         segments = np.asarray(index.item_segments)
         max_words = int(np.diff(np.asarray(index.segment_starts)[segments]).max(initial=1))
         self._scratch = build_scratch(max_words, int(np.diff(segments).max(initial=1)))
+        self._block = (np.empty(_BLOCK_WORDS, np.uint64), np.empty(_BLOCK_WORDS, np.bool_))
         self._last_pair = np.empty(len(index.names), np.int64)
         self._make_candidate_room(_CANDIDATE_ROOM)
         self._held = np.empty((2, _HELD_ROOM), np.uint8)
@@ -201,14 +200,15 @@ class _Scanner:
         if len(text) > self._room_bytes:
             self._room, self._room_bytes = room_for(len(text)), len(text)
         words = split_words(text, self._room)
-        count = int(find_seeds(*[words.hashes, *self._seeds, *self._found]))
+        count = int(find_seeds(*[words.hashes, *self._seeds, *self._found, self._block]))
         if count > len(self._pairs):
             self._make_candidate_room(count + count // 4)
-            find_seeds(*[words.hashes, *self._seeds, *self._found])
+            find_seeds(*[words.hashes, *self._seeds, *self._found, self._block])
         if not count:
             return []
-        documents = (np.searchsorted(firsts, words.starts, side="right") - 1).astype(np.int32)
-        item, part, score, anchor, first, last = self._score(count, words.hashes, documents)
+        first_words = np.append(np.searchsorted(words.starts, firsts), len(words.starts))
+        documents = np.repeat(np.arange(len(firsts), dtype=np.int32), np.diff(first_words))
+        item, part, score, anchor, first, last = self._score(count, (words.hashes, first_words), documents)
         # The best find of each part of an item in a document, the first of equals
         owners = np.clip(documents[anchor], documents[first], documents[last])
         order = np.lexsort((first, -score, part, item, owners))
@@ -241,7 +241,7 @@ class _Scanner:
             )
         return hits
 
-    def _score(self, count: int, hashes: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _score(self, count: int, text: tuple[np.ndarray, np.ndarray], documents: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return item, part, score, place of the seed, first and last word of each find."""
         found = (self._found[0][:count], self._found[1][:count])
         self._last_pair.fill(-1)
@@ -249,7 +249,6 @@ class _Scanner:
         num_pairs, most_words = group_seeds(found, documents, of_words, self._last_pair, self._pairs, self._grouped)
         if most_words > self._held.shape[1]:
             self._held = np.empty((2, 2 * most_words), np.uint8)
-        text = (hashes, np.searchsorted(documents, np.arange(documents[-1] + 2)))
         arguments = (num_pairs, self._pairs, self._grouped[:2], text, self._index, self._rules, self._scratch, self._held)
         num_found = int(score_candidates(*arguments, self._out))
         if num_found > len(self._out[0]):
@@ -381,7 +380,8 @@ def warm_up_jit() -> None:
         return _read_only(np.empty((0, NUM_KINDS) if dimensions == 2 else 0, kind))
 
     words, places = np.empty(0, np.uint64), np.empty(0, np.int32)
-    find_seeds(words, empty(np.uint64), empty(np.int32), _read_only(np.zeros(2**20 + 1, np.int32)), empty(np.uint8), places, places)
+    tables = (empty(np.uint64), empty(np.int32), _read_only(np.zeros(2**20 + 1, np.int32)), empty(np.uint64))
+    find_seeds(words, *tables, places, places, (np.empty(1, np.uint64), np.empty(1, np.bool_)))
     pairs = np.empty((0, PAIR_COLUMNS), np.int32)
     of_words = (empty(np.int32), empty(np.int32), empty(np.int32))
     group_seeds((places, places), places, of_words, np.empty(0, np.int64), pairs, (places, places, places))

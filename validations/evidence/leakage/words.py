@@ -196,6 +196,11 @@ def is_number(hashes: UInt64[np.ndarray, "w"]) -> np.ndarray:
 
 _TAG_HASHES, _FORUM_TAG_HASHES = (np.array(sorted(map(letters_hash, names.split())), np.uint64) for names in (TAGS, FORUM_TAGS))
 _NUMERALS = numeral_table()
+_SPACE, _COMMA = 4, 5  # beside the kinds of ASCII letters and digits: separators, and those that may stand between thousands
+_PLAIN = np.zeros(256, np.uint8)  # 0: not ASCII, or may begin an escape or a tag
+_PLAIN[:128] = [LETTER if chr(byte).isalpha() else DIGIT if chr(byte).isdigit() else _SPACE for byte in range(128)]
+_PLAIN[list(b",{")] = _COMMA
+_PLAIN[list(b"\\&%<[")] = 0
 
 
 @compiled()
@@ -205,7 +210,26 @@ def _split(text, codes, expansions, tag_hashes, forum_tag_hashes, hashes, starts
     kind, value, first, last, letters = 0, HASH_START, 0, 0, 0  # of the word being read; kind 0 is none
     escapes = False  # whether a backslash comes before
     while at < size:
-        begin = at
+        begin, byte = at, text[at]
+        plain = _PLAIN[byte]
+        if plain != 0 and not escapes and (plain != _COMMA or kind != DIGIT):
+            if kind != 0 and plain != kind:
+                hashes[count], starts[count], ends[count] = finish(value, kind, letters), first, last
+                count += 1
+                kind = 0
+            if plain > DIGIT:
+                at += 1
+                continue
+            if kind == 0:
+                kind, value, first, letters = np.int64(plain), HASH_START, at, 0
+            while plain == kind:
+                value = (value ^ np.uint64(byte | 0x20)) * HASH_FACTOR
+                at += 1
+                byte = text[at] if at < size else np.uint8(BACKSLASH)
+                plain = _PLAIN[byte]
+            letters += at - begin
+            last = at
+            continue
         point, at = next_point(text, at)
         if point == LESS:
             after = skip_tag(text, at, tag_hashes)
@@ -246,11 +270,6 @@ def _split(text, codes, expansions, tag_hashes, forum_tag_hashes, hashes, starts
                 value = (value ^ np.uint64(piece & 0xFFFFFF)) * HASH_FACTOR
                 last = at
                 letters += 1
-        while kind == LETTER and at < size and text[at] < 0x80 and codes[text[at]] >> KIND_SHIFT == LETTER:
-            value = (value ^ np.uint64(codes[text[at]] & 0xFFFFFF)) * HASH_FACTOR
-            at += 1
-            last = at
-            letters += 1
     if kind != 0:
         hashes[count], starts[count], ends[count] = finish(value, kind, letters), first, last
         count += 1

@@ -154,6 +154,15 @@ def test_the_reference_says_what_is_meant(text: str, expected_part: str | None, 
     assert [hit.part for hit in scan_documents([Document("f", 0, "a", text.encode())], index, LIMITS).hits] == list(scores)
 
 
+@settings(deadline=None, max_examples=25)
+@given(pieces_of(KEEPER), st.integers(0, 1500), st.integers(0, 1500))
+def test_a_long_document_has_the_hits_of_its_pieces(index: LeakageIndex, words: list[str], before: int, behind: int):
+    alone = scan_documents([Document("f", 0, "a", " ".join(words).encode())], index, LIMITS).hits
+    padded = " ".join([*["filler"] * before, *words, *["padding"] * behind]).encode()
+    within = scan_documents([Document("f", 0, "a", padded)], index, LIMITS).hits
+    assert [(hit.item, hit.part, hit.score) for hit in within] == [(hit.item, hit.part, hit.score) for hit in alone]
+
+
 @settings(deadline=None, max_examples=40)
 @given(pieces_of(KEEPER))
 def test_every_rare_run_is_found_where_it_is(index: LeakageIndex, words: list[str]):
@@ -162,7 +171,8 @@ def test_every_rare_run_is_found_where_it_is(index: LeakageIndex, words: list[st
     wanted = sorted((place, word) for place, run in enumerate(runs_of(words)) for word, of_item in of_items if run == of_item)
     found_words, found_places = np.empty(400, np.int32), np.empty(400, np.int32)
     tables = (index.seed_hashes, index.seed_words, index.seed_buckets, index.seed_filter)
-    number = find_seeds(split_words(" ".join(words).encode()).hashes, *tables, found_words, found_places)
+    block = (np.empty(7, np.uint64), np.empty(7, np.bool_))
+    number = find_seeds(split_words(" ".join(words).encode()).hashes, *tables, found_words, found_places, block)
     assert sorted(zip(found_places[:number].tolist(), found_words[:number].tolist(), strict=True)) == wanted
 
 
