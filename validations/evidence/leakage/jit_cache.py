@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -29,14 +30,10 @@ def compiled(**options: Any) -> Callable[[Function], Function]:
     return njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True, _nrt=False, **options)
 
 
-def inlined() -> Callable[[Function], Function]:
-    """Compile a function as part of its callers."""
-    return compiled(inline="always")
-
-
-def inner() -> Callable[[Function], Function]:
-    """Compile a function for compiled callers. Python cannot call it."""
-    return compiled(no_cpython_wrapper=True)
+inlined = partial(compiled, inline="always")
+"""Compile a function as part of its callers."""
+inner = partial(compiled, no_cpython_wrapper=True)
+"""Compile a function for compiled callers. Python cannot call it."""
 
 
 def is_cold() -> bool:
