@@ -241,6 +241,8 @@ def changed_since(was: Contract, now: Contract) -> list[str]:
 
     Updates that the run has skipped since do not change the order (`trainer.skipped_steps` compares them).
     """
+    if was == now:
+        return []
     changed = {name for name in {*was, *now} - {CONTRACT_NAME, "components"} if was.get(name) != now.get(name)}
     before, after = ({name: (cache["rows"], cache.get("content")) for name, cache in one["components"].items()} for one in (was, now))
     if before != after:
