@@ -223,22 +223,18 @@ def _of_recipe(source: Source, number: int) -> list[Deployment]:
 
 def _of_all(sources: Sequence[Source]) -> list[Deployment]:
     """Return the start page and the deployments without training, from `forms.yaml`. Their forms list the recipes."""
-    scales = tuple(dict.fromkeys(default_scale(source.written) for source in sources))
-    full = tuple(dict.fromkeys(scale for one in scales for scale in (one, *(("full",) if one == "proxy" else ()))))
+    default = tuple(dict.fromkeys(default_scale(source.written) for source in sources))
+    full = tuple(dict.fromkeys(scale for one in default for scale in (one, *(("full",) if one == "proxy" else ()))))
+    scales = {"default": default, "any": full, "not proxy": tuple(one for one in full if one != "proxy")}
     phases = tuple(dict.fromkeys(phase.name for source in sources for phase in source.written.phases))
-    choices = {
-        **dict.fromkeys(("phase", "up_to", "control"), phases),
-        "recipe": tuple(source.given for source in sources),
-        "any": full,
-        "not proxy": tuple(one for one in full if one != "proxy"),
-    }
+    choices: dict[str, tuple[str, ...]] = dict.fromkeys(("phase", "up_to", "control"), phases)
     refused = {f"{source.written.name}/{name}": why for source in sources for name, why in refusals(source.written).items()}
     made: list[Deployment] = []
     for name, form in read_yaml(Path(__file__).with_name("forms.yaml")).items():
         text = form["text"].format(page=PAGE, trainings=MAX_TRAININGS).strip()
         if name == START:
             text = "\n".join([text, *(f"* **Refused by design**: {phase}, because {why}." for phase, why in refused.items())])
-        asks = {"recipe": choices["recipe"], "scale": choices.get(form.get("scales"), scales)}
+        asks = {"recipe": tuple(source.given for source in sources), "scale": scales[form["scales"]]}
         asks |= {field: choices.get(field, ()) for field in (*form["asks"], "settings")}
         made.append(_deployment(form["flow"], name, text, asks, required=tuple(form["required"])))
     return made

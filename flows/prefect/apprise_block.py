@@ -15,4 +15,11 @@ class AppriseUrl(AppriseNotificationBlock):
         title="URL",
         description="Address of the service as Apprise writes it.",
         examples=["mailtos://USER:PASSWORD@smtp.example.org:587?from=gates@example.org&to=ada@example.org,grace@example.org"],
+        json_schema_extra={"pattern": "^[A-Za-z][A-Za-z0-9+.-]*://"},
     )
+
+    def block_initialization(self) -> None:
+        """Open the service. Raises ValueError for a URL of no known service: its messages would be lost."""
+        super().block_initialization()
+        if not len(self._apprise_client):
+            raise ValueError("url: expected the URL of a service of Apprise, such as mailtos://…, found another one. Correct the block.")

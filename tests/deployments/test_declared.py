@@ -113,6 +113,9 @@ def test_a_form_has_the_phases_of_its_own_recipe_as_choices() -> None:
     fields = form_of(train, parameters_of(train))["properties"]
     assert "default" not in fields["up_to"]
     assert fields["retrain"]["items"]["enum"][:2] == ["kestrel", "ocelot"]
+    without_training = [one for one in DECLARED.values() if one.name.startswith("~")]
+    assert {one.name for one in without_training if one.asks.get("scale") == ("proxy", "full")} == {"~ prepare", "~ validate"}
+    assert {one.name for one in without_training if one.parameters.get("scale") == "full"} == {"~ preflight"}
 
 
 def test_the_list_is_in_the_order_of_need_and_no_two_schedules_are_at_the_same_time() -> None:

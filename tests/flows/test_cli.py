@@ -10,7 +10,7 @@ import pytest
 
 from phasewise.flows.cli import doctor, main
 from phasewise.flows.cli.data import judge_order
-from phasewise.flows.cli.help import GROUPS
+from phasewise.flows.cli.help import DETAILS, GROUPS
 from phasewise.flows.cli.options import FiniteFloat, NamedPlace
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.tasks.data.stand_ins import RECORD_NAME
@@ -48,6 +48,7 @@ def test_every_command_has_help_and_a_version(phasewise: Run):
             assert "--help" in result.stdout
     assert all(command.help for _, command in every_command())
     assert {name for commands in GROUPS.values() for name in commands} == set(main.main.commands)
+    assert set(DETAILS) <= {name.split()[-1] for name in COMMANDS}
     text = " ".join(phasewise("--help").stdout.split())
     assert all(line in text for commands in GROUPS.values() for line in commands.values()), "a line is cut"
     assert phasewise("--version").stdout.split()[-1].count(".") == 2

@@ -326,6 +326,8 @@ def send(port: int, subject: str) -> None:
 def test_a_message_is_sent_to_all() -> None:
     with mail_server(PASSWORD) as (port, taken):
         send(port, "a phase waits")
+        with pytest.raises(NotificationError):
+            send(port, "a phase\nBcc: eve@example.org waits")
     assert sorted(message["To"] for message in taken) == ["ada@example.org", "grace@example.org"]
     for message in taken:
         assert message["Subject"] == "a phase waits"
@@ -337,9 +339,12 @@ def test_a_server_that_refuses_or_is_not_there_is_named_and_no_password_is_said(
         for tried in (port, free_port()):
             with pytest.raises(NotificationError) as refused:
                 send(tried, "x")
-            assert refused.value.log
+            assert 'Connection error while submitting email to "127.0.0.1"' in refused.value.log
             assert PASSWORD not in refused.value.log
     assert taken == []
+    with pytest.raises(ValueError, match="expected the URL of a service of Apprise") as unknown:
+        AppriseUrl(url=SecretStr(f"nothing://{PASSWORD}@example.org"))
+    assert PASSWORD not in str(unknown.value)
 
 
 def test_the_secret_of_a_home_is_not_sent_to_a_given_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,13 @@ FERRY = BenchmarkItem(
     "shore", "shore", "ferry", "does the northern ferry accept bicycles", answer="yes",
     passage="vessels of our northern line carry passengers bicycles and small livestock between granite quays and outer isles all summer",
 )  # fmt: skip
+PLAIN = BenchmarkItem(
+    "shore", "shore", "plain",
+    "which of these shells did the retired harbour pilot trade for a brass sextant when the salt merchants anchored off the eastern spit",
+    choices=("speckled cowrie", "ribbed cockle", "chipped limpet"), answer="ribbed cockle",
+)  # fmt: skip
 WEEDS = [BenchmarkItem("weeds", "weeds", str(n), f"the {n} of bladder wrack and dulse number {n} on a tuesday") for n in range(9)]
-ITEMS = [KEEPER, FERRY, *WEEDS]
+ITEMS = [KEEPER, FERRY, *WEEDS, PLAIN]
 FILLERS = ("heron", "otter", "9", "quince")
 
 
@@ -155,8 +160,12 @@ def test_the_reference_says_what_is_meant(text: str, expected_part: str | None, 
 
 
 @settings(deadline=None, max_examples=25)
-@given(pieces_of(KEEPER), st.integers(0, 1500), st.integers(0, 1500))
-def test_a_long_document_has_the_hits_of_its_pieces(index: LeakageIndex, words: list[str], before: int, behind: int):
+@given(data=st.data(), before=st.integers(0, 1500), behind=st.integers(0, 1500))
+@pytest.mark.parametrize("item", [KEEPER, FERRY, PLAIN])
+def test_a_long_document_has_the_hits_of_its_pieces(
+    item: BenchmarkItem, data: st.DataObject, before: int, behind: int, index: LeakageIndex
+):
+    words = data.draw(pieces_of(item))
     alone = scan_documents([Document("f", 0, "a", " ".join(words).encode())], index, LIMITS).hits
     padded = " ".join([*["filler"] * before, *words, *["padding"] * behind]).encode()
     within = scan_documents([Document("f", 0, "a", padded)], index, LIMITS).hits
