@@ -203,12 +203,13 @@ def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> contents
     start = first.start
     shared = shared_components([record.evaluation for record in records])
     order = f"{first.order.permutation} permutation, seed {first.order.seed}, blocks of {first.order.block_sequences} sequences"
-    buffers = {phase.name: phase.order.buffer_documents for phase in recipe.phases if phase.order.buffer_documents}
+    orders = [(phase.name, phase.order) for phase in recipe.phases if phase.order.buffer_documents]
+    fills = [f"{name} from buffers of {one.buffer_documents:,} documents, one per {one.buffer_over}" for name, one in orders]
     limit = first.evaluation.held_out_tokens
     held_out = f"{f'at most {limit:,}' if limit else 'all'} tokens"
     facts = {
         "tokenizer": recipe.tokenizer.name or f"byte-level BPE, {recipe.tokenizer.vocab_size:,} entries, trained on the training split",
-        "data order": "; ".join([order, *(f"{name} from buffers of {documents:,} documents" for name, documents in buffers.items())]),
+        "data order": "; ".join([order, *fills]),
         "held-out text": f"{held_out} of each of {plural(len(resolved.plan.components), 'component')}",
         **({"weights at the start": f"of {start.pretrained}, whose training text is unknown"} if isinstance(start, Pretrained) else {}),
         "home": str(resolved.home.root),

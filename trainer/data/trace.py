@@ -67,7 +67,10 @@ class TracedOrder:
         self.start_update, self.stop_update = start_update, stop_update
         self.from_caches = schedule.order.buffer_documents is None  # else rows are of a document buffer
         self.names = schedule.components()  # of the lineage, sorted
-        self.drawn = schedule.realised(start_update, stop_update)  # component → number of its sequences in these updates
+        # component → number of its sequences in these updates, or for a buffer over the mixture, which reads ahead, the number of all
+        self.drawn = schedule.realised(start_update, stop_update)
+        if mixed:
+            self.drawn = dict.fromkeys(schedule.components_from(start_update), mixed.num_rows)
         self._order = Order(schedule, rows)
 
     def of_update(self, update: int, place: int | None = None) -> Draws:
@@ -119,15 +122,15 @@ class TracedOrder:
 
         Returns the number of the range, the draw, and the tokens of the range in its row, with an entry for each piece.
         """
-        begin, end, passes = self._positions_drawn(component)
+        begin, end, passes = (0, self.mixed.num_rows, range(1)) if self.mixed else self._positions_drawn(component)
         which, positions, found, of_pass = [EMPTY], [EMPTY], [np.empty((3, 0), np.int64)], [EMPTY]
-        for epoch in (0,) if self.mixed else passes:
+        for epoch in passes:
             if self.mixed:
                 ranges, epochs, pieces = self.mixed.pieces_in(self.names.index(component), first, stop)
-                at, begin, end = pieces.row, 0, self.mixed.num_rows
             else:
                 ranges, pieces = self.buffered[component].of_pass(epoch).pieces_of(first, stop)
-                at, epochs = epoch * self.rows[component] + pieces.row, np.full(len(ranges), epoch)
+                epochs = np.full(len(ranges), epoch)
+            at = epoch * self.rows.get(component, 0) + pieces.row
             inside = (at >= begin) & (at < end)
             ranges, start, piece_first = ranges[inside], pieces.start[inside], pieces.first[inside]
             low = np.maximum(piece_first, first[ranges])
