@@ -21,6 +21,7 @@ from phasewise.flows.recipes import FILE, at_scale, load_written, split_target
 from phasewise.flows.recipes.assignments import assigned, forked, settings_in_force
 from phasewise.flows.recipes.feasibility import check_feasible, check_mixtures
 from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.python_file import checked_recipes
 from phasewise.flows.recipes.recipe import Recipe, Scale
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.plan import DataPlan
@@ -260,7 +261,6 @@ class Resolved:
 
 @dataclass(frozen=True)
 class _Found:
-    written: dict[str, Recipe] = field(default_factory=dict)
     scaled: dict[tuple[str, Scale, tuple[str, ...]], Recipe] = field(default_factory=dict)
     digests: dict[str, KnownDigests] = field(default_factory=dict)
     resolved: dict[tuple[str, Scale, str, tuple[str, ...]], Resolved] = field(default_factory=dict)
@@ -275,11 +275,12 @@ def resolving_once() -> Iterator[None]:
     if _found.get() is not None:
         yield
         return
-    before = _found.set(_Found())
+    before, checked_before = _found.set(_Found()), checked_recipes.set(checked_recipes.get({}))
     try:
         yield
     finally:
         _found.reset(before)
+        checked_recipes.reset(checked_before)
 
 
 def resolve(
@@ -291,11 +292,9 @@ def resolve(
     or home.
     """
     known, place, (name, wanted) = _found.get() or _Found(), Home.at(home, reads_only=reads_only), split_target(target)
-    if name not in known.written:
-        known.written[name] = load_written(name)
-    written, settings = known.written[name], settings_in_force()
+    recipe, settings = load_written(name), settings_in_force()
     if (name, scale, settings) not in known.scaled:
-        known.scaled[name, scale, settings] = assigned(at_scale(written, scale, name))
+        known.scaled[name, scale, settings] = assigned(at_scale(recipe, scale, name))
     record = known.scaled[name, scale, settings]
     phase = record.phase(wanted) if wanted else None
     branch = wanted if phase and any(one.branch for one in (phase, *record.ancestors(phase))) else None
@@ -303,16 +302,16 @@ def resolve(
     root = str(place.root)
     key = (named, scale, root, settings)
     if key not in known.resolved:
-        full = forked(written).with_branch(branch) if written.scale == "full" else None
+        full = forked(recipe).with_branch(branch) if recipe.scale == "full" else None
         chosen = record.with_branch(branch)
         if full:
             check_mixtures(full, full.phases)
         check_feasible(chosen, chosen.phases)
-        origin = origin_of(name, written, place)
+        origin = origin_of(name, recipe, place)
         check_name_free(origin, chosen, place)
         if root not in known.digests:
             known.digests[root] = KnownDigests(place)
-        in_trial = with_trial(place, at_scale(written, scale, name), record) if settings else place
+        in_trial = with_trial(place, at_scale(recipe, scale, name), record) if settings else place
         known.resolved[key] = Resolved(named, chosen, full, in_trial, known.digests[root], settings, origin)
     resolved = known.resolved[key]
     if reads_only:

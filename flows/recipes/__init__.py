@@ -5,8 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phasewise.flows.recipes.python_file import load_named, load_python
-from phasewise.flows.recipes.python_file import written as written_once
+from phasewise.flows.recipes.python_file import checked_recipes, load_named, load_python
 from phasewise.trainer.base.errors import ConfigError, RecipeError
 from phasewise.trainer.base.wording import near
 
@@ -52,7 +51,7 @@ def load_written(name: str) -> "Recipe":
     wanted = file["of_file"][1:] if file["of_file"] else None
     if path.suffix == ".json" and wanted is not None:
         raise ConfigError(f"{name}: a .json file is one recipe without a name in the file: leave out {file['of_file']}.")
-    known = written_once.get({})
+    known = checked_recipes.get({})
     if name not in known:
         known[name] = _complete(name, load_python(path, wanted) if path.suffix == ".py" else _from_json(path))
     return known[name]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from phasewise.flows.recipes.recipe import Recipe
 
 _loaded: ContextVar["dict[Path, dict[str, Recipe]] | None"] = ContextVar("loaded", default=None)
-written: ContextVar["dict[str, Recipe]"] = ContextVar("written")  # the complete recipes of files, by name, within `allow_code`
+checked_recipes: ContextVar["dict[str, Recipe]"] = ContextVar("checked recipes")  # complete recipes of files by name, in a command or flow
 
 
 @contextmanager
@@ -26,12 +26,12 @@ def allow_code() -> Iterator[None]:
     if _loaded.get() is not None:
         yield
         return
-    before, written_before = _loaded.set({}), written.set({})
+    before, checked_before = _loaded.set({}), checked_recipes.set({})
     try:
         yield
     finally:
         _loaded.reset(before)
-        written.reset(written_before)
+        checked_recipes.reset(checked_before)
 
 
 def load_python(path: Path, wanted: str | None) -> "Recipe":
