@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from phasewise.trainer.base.decision import Ruling, ruling_of
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.base.wording import plural
-from phasewise.validations.expectations.judging import CheckResult, Reason, judge_tables, reasons_for
+from phasewise.validations.expectations.judging import CheckResult, Reason, judge_once, reasons_for
 from phasewise.validations.expectations.suites import SUITES, Severity
 from phasewise.validations.verdict import KIND_WORDS, MARKS, CheckOutcome, Verdict, read_tables
 
@@ -211,7 +211,7 @@ def _measures_of(verdict: Verdict) -> list[_Measure]:
             tables |= read_tables(verdict.evidence, {name: verdict.tables[name]})
     if suite and len(tables) == len(suite.tables):
         with suppress(Exception):  # an older verdict may lack any field
-            results = judge_tables(tables, suite.checks(verdict.thresholds, tables))
+            results = judge_once(suite, tables, verdict.tables, verdict.thresholds)
             found = {(result.check.table, result.name, result.check.asks): result for result in results}
     measures: list[_Measure] = []
     for check in verdict.checks:

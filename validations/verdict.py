@@ -18,7 +18,7 @@ from phasewise.trainer.base.frozen import Frozen, in_one_line
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.base.storage import as_path, write_atomically
 from phasewise.trainer.base.wording import plural
-from phasewise.validations.expectations.judging import CheckResult, Outcome, Reason, judge_tables, reasons_for
+from phasewise.validations.expectations.judging import CheckResult, Outcome, Reason, judge_once, reasons_for
 from phasewise.validations.expectations.suites import DATA_SUITE, GATE_SUITE, SUITES, Severity, version_of
 from phasewise.validations.expectations.waiver_rules import accept, asked_of_suite, told_rows
 from phasewise.validations.limits import NOBODY, AcceptedWarning, AsksPeople, DataLimits, GateLimits, HealthLimits
@@ -270,7 +270,7 @@ def judge_suite(
     """Judge the tables of a suite, and write them to the folder. `judged`: judged object, such as a metrics file → digest."""
     digests, suite, thresholds = write_tables(folder, tables), SUITES[name], limits.model_dump(mode="json")
     accepts = accepted_by(name, accepts)
-    results = [accept(result, tables, accepts) for result in judge_tables(tables, suite.checks(thresholds, tables))]
+    results = [accept(result, tables, accepts) for result in judge_once(suite, tables, digests, thresholds)]
     reasons = [reason for result in results for reason in reasons_for(result, tables)]
     checks = tuple(outcome_of(result, tables) for result in results)
     return Verdict(

@@ -50,7 +50,11 @@ def _against_hflm(place: Place | None, folder: Path, subject: str, name: str, re
             found[side].append(measure([*command, str(folder), subject, str(HFLM_BATCH[subject])]))
     wall, cpu = ({side: float(np.median([one["metrics"][key] for one in turns])) for side, turns in found.items()}
                  for key in ("seconds", "cpu_seconds"))  # fmt: skip
-    note = f"CPU seconds {cpu['ours']:.0f} and {cpu['hflm']:.0f}; {_agreement(found['ours'][0]['answers'], found['hflm'][0]['answers'])}"
+    turns = zip(*([one["metrics"]["seconds"] for one in found[side]] for side in ("ours", "hflm")), strict=True)
+    ratios = [theirs / one for one, theirs in turns]
+    agreement = _agreement(found["ours"][0]["answers"], found["hflm"][0]["answers"])
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}; seconds {wall['ours']:.0f} and {wall['hflm']:.0f}"
+    note = f"{spread}; CPU seconds {cpu['ours']:.0f} and {cpu['hflm']:.0f}; {agreement}"
     return Row(name, wall["hflm"] / wall["ours"], at_least=MIN_TIMES_HFLM, note=note)
 
 

@@ -43,15 +43,15 @@ def rows(options: Options) -> Iterator[Row]:
                 yield Row(f"  {part}", float(np.median([one[part] for one in found])))
 
 
-def first_update(recipe: Path, *, is_cold: bool) -> dict[str, float]:
+def first_update(recipe: Path, *, is_cold: bool, phase: str = "warm-up") -> dict[str, float]:
     """Train the first phase anew up to its first update. Return part → seconds, in order."""
     home, log = recipe.parent / "home", recipe.with_name("log")
-    run = RunFolder(Home(home).run("my-own", "warm-up"))
+    run = RunFolder(Home(home).run(f"{recipe.stem}-own", phase))
     shutil.rmtree(run.path, ignore_errors=True)
     if is_cold:
         shutil.rmtree(run.compilation_cache, ignore_errors=True)
     parts, left, last = dict[str, float](), dict(PARTS), time.perf_counter()
-    with open(log, "wb") as output, phasewise_process("run", f"{recipe}/warm-up", home=home, stderr=output) as process:
+    with open(log, "wb") as output, phasewise_process("run", f"{recipe}/{phase}", home=home, stderr=output) as process:
         while not (run.metrics.exists() and run.metrics.stat().st_size):
             if process.poll() is not None:
                 raise RuntimeError(f"the command ended first:\n{log.read_text()}")

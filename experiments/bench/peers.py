@@ -119,6 +119,7 @@ def _tokenization(place: Place, options: Options) -> Iterator[Row]:
                 "caches": lambda: rebuild_caches(plan),
                 "datatrove": lambda: place.measure("dt", "e_tok_datatrove.py")["wall_s"],
                 "datasets": lambda: place.measure("jax", "e_tok_datasets.py")["wall_s"],
+                "levanter": lambda: place.measure("lev", "e_tok_levanter.py serial")["wall_s"],
             }
             medians = in_turns(sides, options.repeats)
         everything = in_turns({"all": lambda: _everything(place, Path(folder) / "again")}, options.repeats)["all"]
@@ -126,6 +127,7 @@ def _tokenization(place: Place, options: Options) -> Iterator[Row]:
     yield Row("documents → token cache, times as fast as datatrove's tokens pipeline", datatrove / built, at_least=1)
     yield Row("files → token cache with start and end of the cluster, the same", datatrove / everything)
     yield Row("documents → token cache, times as fast as datasets.map with transformers", medians["datasets"] / built, at_least=1)
+    yield Row("documents → token cache, times as fast as Levanter's cache (one process)", medians["levanter"] / built, at_least=1)
 
 
 def _plan(place: Place, home: Path) -> DataPlan:

@@ -18,6 +18,7 @@ from experiments.bench.peers import Place
 from experiments.bench.real_text import write_json_lines
 from experiments.bench.scan_peers import compared, demanded
 from experiments.bench.scan_process import LIMITS, Built, Scanned
+from experiments.bench.slopes import exponent_row
 from phasewise.tasks.validation.scan_pieces import ScanPiece, scan_pieces, select
 from tests.shared_data import ROOT
 
@@ -25,6 +26,7 @@ REAL = ROOT / "benchmarks"
 MIN_SPEED_UP, MAX_INDEX_MIB, MAX_GROWTH = 1.8, 1024, 1.1
 FILES = 2 * WORKERS
 SMALL_BYTES = 100 * 10**6
+GROWTH_BYTES = (40 * 10**6, 160 * 10**6, 640 * 10**6)
 
 
 def rows(options: Options) -> Iterator[Row]:
@@ -43,6 +45,7 @@ def rows(options: Options) -> Iterator[Row]:
             yield from demanded(built.items_of)
         with on_cores(WORKERS):
             yield from _two_workers(place, built, options)
+            yield _growth(place, options)
         yield from _memory(place, built, int(options.gigabytes * 1e9))
 
 
@@ -72,6 +75,23 @@ def _two_workers(place: Path, built: Built, options: Options) -> Iterator[Row]:
     rates = f"{size / one / 1e6:.1f} and {size / two / 1e6:.1f} MB/s, {size / 1e6:.0f} MB in {FILES} files, cluster running"
     yield Row(f"scan of files for {built.items_of}, two workers over one", one / two, at_least=MIN_SPEED_UP, note=rates)
     yield Row("the same with start and end of the cluster", one / with_start, note=f"{with_start - two:.1f} s more")
+
+
+def _growth(place: Path, options: Options) -> Row:
+    """Growth of a scan by two running workers with the text."""
+    pieces: dict[int, tuple[ScanPiece, ...]] = {}
+    for size in GROWTH_BYTES:
+        write_json_lines(place / f"text-{size}", size, num_files=FILES)
+        pieces[size] = select([str(place / f"text-{size}")]).pieces
+
+    def scan(size: int) -> float:
+        return seconds(lambda: scan_pieces(pieces[size], place / "index", LIMITS, workers=WORKERS))
+
+    with two_workers():
+        sides = {str(size): lambda size=size: scan(size) for size in GROWTH_BYTES}
+        in_turns(sides, 1)  # maps the index and the compiled code into every process
+        medians = in_turns(sides, options.repeats)
+    return exponent_row("a scan of n bytes of text", GROWTH_BYTES, [medians[str(size)] for size in GROWTH_BYTES])
 
 
 def _with_start(pieces: tuple[ScanPiece, ...], index: Path) -> float:

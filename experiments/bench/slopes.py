@@ -56,6 +56,11 @@ def rows(options: Options) -> Iterator[Row]:
         yield _slope(
             "`phasewise status` of n phases with data", PHASES, lambda count: _command("status", str(wide[count])), options.repeats
         )
+
+        def first_update(count: int) -> float:
+            return sum(launch.first_update(wide[count], is_cold=False, phase="phase-0").values())
+
+        yield _slope("`phasewise run` to the first update, n phases", PHASES, first_update, options.repeats)
         launch.phasewise("run", str(prepared), home=home / "home")
         filled = {count: _home_with_runs(prepared, count) for count in RUNS}
         yield _slope("`phasewise status`, n runs in the home", RUNS, lambda count: _command("status", str(filled[count])), options.repeats)
@@ -69,7 +74,7 @@ def _launches(home: Path, name: str, sizes: Sequence[int], of: Callable[[int], t
 
     found = in_turns({str(size): lambda size=size: launch(size) for size in sizes}, repeats)
     values = [found[str(size)] for size in sizes]
-    yield _row(f"start of the trainer to its first update, n {name}", sizes, values)
+    yield exponent_row(f"start of the trainer to its first update, n {name}", sizes, values)
     yield Row(f"the same, {sizes[-1]:,} over {sizes[0]:,} {name}", values[-1] / values[0], at_most=MAX_GROWTH)
 
 
@@ -77,10 +82,11 @@ def _slope(name: str, sizes: Sequence[int], work: Callable[[int], float], repeat
     for size in sizes:
         work(size)
     found = in_turns({str(size): lambda size=size: work(size) for size in sizes}, repeats)
-    return _row(name, sizes, [found[str(size)] for size in sizes])
+    return exponent_row(name, sizes, [found[str(size)] for size in sizes])
 
 
-def _row(name: str, sizes: Sequence[int], values: Sequence[float]) -> Row:
+def exponent_row(name: str, sizes: Sequence[int], values: Sequence[float]) -> Row:
+    """The exponent of a cost, fitted to log(seconds) over log(size)."""
     exponent = float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
     note = ", ".join(f"{size:.0e}: {value:.3g} s" for size, value in zip(sizes, values, strict=True))
     return Row(f"exponent, {name}", exponent, note=note)

@@ -14,6 +14,7 @@ from phasewise.flows.cli.options import (
     Commands,
     FiniteFloat,
     Scale,
+    given_scale_home_options,
     given_scale_option,
     given_scale_set_options,
     home_json_options,
@@ -21,11 +22,12 @@ from phasewise.flows.cli.options import (
     json_option,
     max_tokens_option,
     print_found,
+    scale_home_options,
     scale_set_options,
     set_option,
     slice_option,
     target_argument,
-    verbose_option,
+    work_options,
 )
 from phasewise.trainer.process.accelerator import spare_search
 from phasewise.trainer.process.child_process import collect_rarely, python_command
@@ -77,9 +79,7 @@ def main() -> None:
 @slice_option
 @click.option("--retrain", multiple=True, metavar="PHASE", help="Allow to train this phase and its descendants again. Repeatable.")
 @click.option("--extend", multiple=True, metavar="PHASE", help="Continue this trained phase to a raised stop_step. Repeatable.")
-@home_option
-@verbose_option
-@json_option
+@work_options
 def run(target: str, scale: Scale | None, home: str | None, as_json: bool, **allowed: Any) -> None:
     """Train a recipe on this machine, phase by phase. Resumes unfinished work."""
     if sys.stderr.isatty():
@@ -98,9 +98,7 @@ def run(target: str, scale: Scale | None, home: str | None, as_json: bool, **all
 @click.option("--control", metavar="PHASE", help="Phase of the control. Default: the phase itself.")
 @given_scale_set_options
 @max_tokens_option
-@home_option
-@verbose_option
-@json_option
+@work_options
 def try_arms(target: str, scale: Scale | None, home: str | None, as_json: bool, **experiment: Any) -> None:
     """Compare changes of a phase with the phase itself. Arms and control start from a common checkpoint, with equal data order per seed."""
     from phasewise.flows.cli.experiments import print_experiment, try_target
@@ -111,9 +109,7 @@ def try_arms(target: str, scale: Scale | None, home: str | None, as_json: bool, 
 
 @main.command()
 @click.argument("names", metavar="[NAME]…", nargs=-1)
-@home_option
-@verbose_option
-@json_option
+@work_options
 def figures(names: tuple[str, ...], home: str | None, as_json: bool) -> None:
     """Run figures of the published runs as experiments at small scale. Without a NAME, run every figure."""
     from phasewise.flows.cli.experiments import print_figures, run_figures
@@ -138,8 +134,7 @@ def status(target: str, scale: Scale, full: bool, home: str | None, as_json: boo
 
 @main.command()
 @target_argument()
-@scale_set_options
-@home_json_options
+@scale_home_options
 def goodput(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
     """Show the wall time of each phase by use: productive updates, compilation, data loading, checkpoints, checks, idle, queue."""
     from phasewise.flows.cli.status import describe_goodput, print_goodput
@@ -215,9 +210,7 @@ def preflight(target: str, scale: Scale | None, home: str | None, as_json: bool,
 @click.option("--zero", multiple=True, metavar="COMPONENT", help="Allow a mixture without this component. Repeatable.")
 @click.option("--seeds", type=click.IntRange(0, 100), default=0, show_default=True, metavar="N", help="Check the result with N seeds.")
 @click.option("--out", type=PLACE, metavar="FILE", help="New .json file of the recipe. Default: a file in the home.")
-@home_option
-@verbose_option
-@json_option
+@work_options
 def mixture(target: str, scale: Scale, home: str | None, as_json: bool, targets: tuple[str, ...], **options: Any) -> None:
     """Search the mixture of a phase by short trainings and a law of their losses, and write a recipe with its predicted gain."""
     from phasewise.flows.cli.experiments import print_mixture, search_target
@@ -236,9 +229,7 @@ def data() -> None:
 @max_tokens_option
 @click.option("--plan", "plans", is_flag=True, help="Only list files, bytes, tokens and hours.")
 @click.option("--price-per-hour", type=FiniteFloat(min=0), metavar="USD", help="With --plan: price of all workers per hour.")
-@home_option
-@verbose_option
-@json_option
+@work_options
 def prepare(target: str, scale: Scale, home: str | None, as_json: bool, plans: bool, price_per_hour: float | None) -> None:
     """Build all missing caches."""
     from phasewise.flows.cli.data import plan, print_plan
@@ -357,8 +348,7 @@ def writing_options(command: Callable[..., None]) -> Callable[..., None]:
 @target_argument("RECIPE/PHASE|CHECKPOINT|FOLDER")
 @click.argument("prompts", metavar="[PROMPT…]", nargs=-1)
 @writing_options
-@given_scale_set_options
-@home_json_options
+@given_scale_home_options
 def sample(target: str, prompts: tuple[str, ...], scale: Scale | None, home: str | None, as_json: bool, **options: Any) -> None:
     """Continue each PROMPT with a model, and print the text as it is written. Without a PROMPT the model writes a document."""
     from phasewise.flows.cli.sample import Writing, print_piece
@@ -382,8 +372,7 @@ def sample(target: str, prompts: tuple[str, ...], scale: Scale | None, home: str
 @click.option("--min-words", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Fewest words of a document.")
 @click.option("--benchmarks", type=PLACE, metavar="DIR", help="Leave out documents with test items of this folder.")
 @writing_options
-@given_scale_set_options
-@home_json_options
+@given_scale_home_options
 def generate(
     target: str, seeds: str, out: str, scale: Scale | None, home: str | None, as_json: bool, *, kind: Any, prompt: str, samples: int,
     min_words: int, count: int | None, benchmarks: str | None, **options: Any,
@@ -434,8 +423,7 @@ def chat(target: str, scale: Scale | None, home: str | None, system: str | None,
 @click.option("--text-key", metavar="KEY", help="With --text: text field of JSON lines and tables. Default: text.")
 @click.option("--against", metavar="TARGET", help="With --text, --held-out: another checkpoint or phase, compared token by token.")
 @click.option("--tokenizer", type=PLACE, metavar="FILE", help="With --suite, --tasks, --text: tokenizer.json of a CHECKPOINT.")
-@given_scale_set_options
-@home_json_options
+@given_scale_home_options
 def evaluate(target: str, scale: Scale | None, home: str | None, as_json: bool, **options: Any) -> None:
     """Measure the last checkpoint of a phase with the benchmarks of its gate, with --suite, --tasks, or by the fit to a text (--text,
     --held-out)."""
@@ -476,8 +464,7 @@ def schema() -> None:
 @click.option(
     "--rows", "most", type=click.IntRange(min=0), default=40, show_default=True, metavar="N", help="Maximum number of rows. 0 shows all."
 )
-@scale_set_options
-@home_json_options
+@scale_home_options
 def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int, **question: Any) -> None:
     """Show the training text of a step, or the steps that train on a text, a document or a file. Works before training."""
     from phasewise.flows.cli.trace import Question, print_answer
@@ -494,8 +481,7 @@ def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int,
 @target_argument("RECIPE/PHASE")
 @click.option("--step", type=click.IntRange(min=1), required=True, metavar="N", help="Explain the loss of this step.")
 @click.option("--replay", "replays", is_flag=True, help="Also train the step again from a checkpoint, with each layer frozen in turn.")
-@scale_set_options
-@home_json_options
+@scale_home_options
 def why(target: str, scale: Scale, home: str | None, as_json: bool, step: int, *, replays: bool) -> None:
     """Rank the causes of a step's loss: rows with their documents, components, layers, declared changes."""
     from phasewise.flows.cli.trace import print_why
@@ -580,8 +566,7 @@ def accelerator(home: str | None, as_json: bool, **options: Any) -> None:
 @click.option("--reason", required=True, metavar="TEXT", help="Reason, stored and shown with the verdict.")
 @click.option("--who", metavar="NAME", help="Your name. Default: the user of this machine.")
 @click.option("--gate", type=click.Choice(["data", "health", "model", "recovery"]), help="The gate, if several wait or have a decision.")
-@scale_set_options
-@home_json_options
+@scale_home_options
 def approve(target: str, scale: Scale, home: str | None, as_json: bool, *, reject: bool, **given: Any) -> None:
     """Approve or reject a phase with a verdict or a rollback (`recovery`) that waits for a person."""
     from phasewise.flows.cli.approve import approve_phase, print_decision
@@ -690,8 +675,7 @@ def tokenizer() -> None:
     metavar="N",
     help="Maximum bytes of text per component or file.",
 )
-@given_scale_set_options
-@home_json_options
+@given_scale_home_options
 def train_tokenizer(
     target: str, scale: Scale | None, home: str | None, as_json: bool, *, out: str, vocab_size: int, split: "SplitName", max_bytes: int,
     chat_tokens: bool,
@@ -722,8 +706,7 @@ def truncate_tokenizer(name: str, out: str, *, vocab_size: int, as_json: bool) -
     "--max-bytes", type=click.IntRange(min=1), default=1_000_000, show_default=True, metavar="N", help="Maximum bytes per subset."
 )
 @click.option("--text-key", default="text", show_default=True, metavar="KEY", help="With a FOLDER: text field of JSON lines and tables.")
-@given_scale_set_options
-@home_json_options
+@given_scale_home_options
 def compare_tokenizers(
     names: tuple[str, ...], on: str, max_bytes: int, text_key: str, scale: Scale | None, home: str | None, as_json: bool
 ) -> None:

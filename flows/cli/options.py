@@ -204,4 +204,6 @@ def _both(outer: Decorator, inner: Decorator) -> Decorator:
 
 
 home_json_options, scale_set_options = _both(home_option, json_option), _both(scale_option, set_option)
-given_scale_set_options = _both(given_scale_option, set_option)
+given_scale_set_options, work_options = _both(given_scale_option, set_option), _both(_both(home_option, verbose_option), json_option)
+scale_home_options = _both(scale_set_options, home_json_options)
+given_scale_home_options = _both(given_scale_set_options, home_json_options)

@@ -3,6 +3,7 @@
 The scan for benchmark items and held-out documents reads the token caches, which are the trainer's input.
 """
 
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from phasewise.tasks.evaluation.settings import OwnBenchmark, real_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
 from phasewise.tasks.validation.evidence_keys import MIN_HELD_OUT_WORDS, index_store, items_key, scan_key
-from phasewise.tasks.validation.scan_pieces import CachePiece, find_tokenizer, keep_index, open_detokenizer, open_index
+from phasewise.tasks.validation.scan_pieces import KEPT, CachePiece, find_tokenizer, keep_index, open_detokenizer, open_index, scan_piece
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import NotAsWritten, check_file, digest_of_file, read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder
@@ -37,7 +38,7 @@ from phasewise.validations.evidence.health.evidence import health_evidence
 from phasewise.validations.evidence.leakage.index import LeakageIndex
 from phasewise.validations.evidence.leakage.item_files import read_benchmarks
 from phasewise.validations.evidence.leakage.items import HELD_OUT, BenchmarkItem, merge_equal
-from phasewise.validations.evidence.leakage.scan import Scan, cache_documents, leakage_evidence, leaked_items, merge_scans, scan_documents
+from phasewise.validations.evidence.leakage.scan import Scan, cache_documents, leakage_evidence, leaked_items, merge_scans
 from phasewise.validations.evidence.leakage.words import split_words
 from phasewise.validations.evidence.mixture import mixture_evidence, packing_evidence
 from phasewise.validations.evidence.order.evidence import order_evidence
@@ -56,14 +57,14 @@ class KeptItems(NamedTuple):
     key: str
     store: Path
 
-    def open(self) -> LeakageIndex:
-        """Return the memory-mapped index of these items."""
+    def folder(self) -> Path:
+        """Return the folder of this machine's index of these items."""
 
         def read() -> list[BenchmarkItem]:
             rows: list[dict[str, Any]] = read_sealed(self.path)["items"]
             return [BenchmarkItem(**row)._replace(choices=tuple(row["choices"]), solutions=tuple(row["solutions"])) for row in rows]
 
-        return open_index(keep_index(self.key, read, self.store))
+        return keep_index(self.key, read, self.store)
 
 
 class CacheScans(NamedTuple):
@@ -89,7 +90,7 @@ def scan_caches(
     if found != key:
         write_sealed(path, {"key": key, "items": [item._asdict() for item in test_items(plan, caches, own)]})
     items = KeptItems(path, key, index_store(home))
-    index = items.open()
+    index = open_index(items.folder())
     keys = {name: scan_key(read_manifest(folder).digest, index.digest, limits) for name, folder in caches.items()}
     kept = {name: home.keyed("evidence", key, "leakage") / "scan.json" for name, key in keys.items()}
     scans: dict[str, Scan] = {}
@@ -124,6 +125,7 @@ def scan_caches(
     for name, of_cache in missing.items():
         scans[name] = merge_scans([next(made) for _ in of_cache])
         write_sealed(kept[name], {"component": name, "key": keys[name], "scan": scans[name].model_dump(mode="json")})
+    shutil.rmtree(items.folder().with_suffix(KEPT), ignore_errors=True)
     return CacheScans(index, {name: scans[name] for name in caches}, keys)
 
 
@@ -131,8 +133,7 @@ def scan_shard(shard: CachePiece, items: KeptItems, limits: LeakageLimits) -> Sc
     """Scan one shard, in a Dask worker."""
     for name, expected in read_manifest(shard.folder).shards[shard.shard].files.items():  # the scan is kept under the digest of the shard
         check_file(shard.folder / name, expected, f"Delete {shard.folder} and prepare the data again.")
-    documents = cache_documents(shard.folder, open_detokenizer(shard.tokenizer), shard.shard)
-    return scan_documents(documents, items.open(), limits)
+    return scan_piece(shard, items.folder(), limits, keeps=True).scan
 
 
 def test_items(plan: DataPlan, components: Iterable[str], own: Sequence[OwnBenchmark]) -> list[BenchmarkItem]:

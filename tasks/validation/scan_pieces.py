@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from pydantic import ValidationError
 
 from phasewise.tasks.data.listing import printable
 from phasewise.tasks.data.streams import open_watched, raise_failure, recognise
@@ -30,7 +31,7 @@ from phasewise.tasks.validation.scan_files import FilePiece, Reading, Unread, ex
 from phasewise.tasks.validation.scan_texts import PEEK_BYTES, has_lines_of_json
 from phasewise.trainer.base.errors import ConfigError, DataError, refused_by_system
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.identity import digest_of_file
+from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_file, digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.base.storage import as_path, read_json
 from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
 from phasewise.trainer.process.child_process import python_command
@@ -281,22 +282,43 @@ class Scanned(NamedTuple):
     unread: list[Unread]
 
 
-def scan_piece(piece: ScanPiece, index: Path, limits: LeakageLimits) -> PieceScan:
-    """Scan one piece for the items of an index, in a worker."""
+CHANGING = ("mtime", "created", "ino", "ETag", "etag", "generation", "last_modified", "blob_id")  # with a file's bytes, on some store
+KEPT = ".pieces"  # suffix of the folder beside an index, with the results of pieces until the whole scan ends
+
+
+def scan_piece(piece: ScanPiece, index: Path, limits: LeakageLimits, keeps: bool = False) -> PieceScan:
+    """Scan one piece for the items of an index, in a worker. `keeps`: the result is kept for an interrupted scan."""
+    kept = None
+    if keeps:
+        files = {} if isinstance(piece, FilePiece) else read_manifest(piece.folder).shards[piece.shard].files
+        urls = [piece.url] if isinstance(piece, FilePiece) else [f"{piece.folder}/{name}" for name in files]
+        told = [file_system.info(path) for file_system, path in map(fsspec.core.url_to_fs, urls)]
+        marks = [{name: str(one[name]) for name in CHANGING if name in one} for one in told]
+        code = code_digest("tasks/data/*.py", "tasks/validation/scan_*.py")
+        name = digest_of_json([code, limits.model_dump(mode="json"), list(map(str, piece)), marks])
+        kept = index.with_suffix(KEPT) / f"{name}.json" if all(marks) else None
+    if kept:
+        with suppress(OSError, NotAsWritten, ValidationError):
+            return PieceScan.model_validate(read_sealed(kept))
     if isinstance(piece, CachePiece):
         documents = cache_documents(piece.folder, open_detokenizer(piece.tokenizer), piece.shard)
         scan = scan_documents(documents, open_index(index), limits)
-        return PieceScan(scan=scan, numbers=scan.documents)
-    reading = Reading(piece)
-    try:
-        scan = scan_documents(reading, open_index(index), limits)
-    except OSError as error:
-        raise_failure(piece.url, error)
-    return PieceScan(scan=scan, numbers=reading.documents, unread=tuple(reading.unread))
+        found = PieceScan(scan=scan, numbers=scan.documents)
+    else:
+        reading = Reading(piece)
+        try:
+            scan = scan_documents(reading, open_index(index), limits)
+        except OSError as error:
+            raise_failure(piece.url, error)
+        found = PieceScan(scan=scan, numbers=reading.documents, unread=tuple(reading.unread))
+    if kept:
+        with suppress(OSError):  # it is only scanned again
+            write_sealed(kept, found.model_dump(mode="json"))
+    return found
 
 
 def scan_pieces(pieces: Sequence[ScanPiece], index: Path, limits: LeakageLimits, *, workers: int | None = None) -> Scanned:
-    """Scan all pieces, and number the documents of each file. By default only a large scan starts a cluster."""
+    """Scan all pieces, and number the documents of each file. A large scan starts a cluster, and an interrupted one goes on."""
     scans, unread, counted = dict[Path | None, Scan](), list[Unread](), dict[str, int]()
     is_here = workers == 1 or len(pieces) == 1 or (workers is None and sum(piece.size_bytes for piece in pieces) < MIN_CLUSTER_BYTES)
     for start in range(0, len(pieces), PIECES_AT_ONCE):
@@ -309,7 +331,7 @@ def scan_pieces(pieces: Sequence[ScanPiece], index: Path, limits: LeakageLimits,
             from phasewise.tasks.data.cluster import WORKERS_VARIABLE, run_all  # a slow import
 
             os.environ |= {} if workers is None else {WORKERS_VARIABLE: str(workers)}
-            found = run_all(STAGE, scan_piece, [(piece, index, limits) for piece in some])
+            found = run_all(STAGE, scan_piece, [(piece, index, limits, True) for piece in some])
         by_place: dict[Path | None, list[Scan]] = {}
         for piece, one in zip(some, found, strict=True):
             unread += one.unread
@@ -325,4 +347,5 @@ def scan_pieces(pieces: Sequence[ScanPiece], index: Path, limits: LeakageLimits,
             by_place.setdefault(None, []).append(Scan(documents=one.scan.documents, bytes=one.scan.bytes, hits=hits))
         for place, new in by_place.items():
             scans[place] = merge_scans([*([scans[place]] if place in scans else []), *new])
+    shutil.rmtree(index.with_suffix(KEPT), ignore_errors=True)
     return Scanned(scans, unread)

@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("trainer", "validations", "tasks", "flows", "deployments")
 MAX_FUNCTION_LINES, SMALL_FILE_LINES = 80, 80
 BUDGET = {
-    "lines": 59_990,
+    "lines": 60_000,
     "files": 325,
     "small files with one importer": 10,
     "functions per 100 lines of code": 6.56,
-    "lines of experiments": 10_320,
-    "lines of tests": 44_940,
+    "lines of experiments": 10_360,
+    "lines of tests": 44_960,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)

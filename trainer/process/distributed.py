@@ -1,15 +1,7 @@
 """Several processes as one program: every host runs `python -m phasewise.trainer RUN.json`, and `jax.distributed` joins them.
 
-| variable | meaning |
-|---|---|
-| `JAX_COORDINATOR_ADDRESS` | host:port of process 0. This or one of the next two: several processes |
-| `TPU_WORKER_HOSTNAMES` | more than one name: a TPU pod, discovered by jax |
-| `MEGASCALE_COORDINATOR_ADDRESS` | several TPU slices, which jax discovers |
-| `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` | number of processes, number of this process; jax knows them on TPU pods and Slurm |
-| `PHASEWISE_LAUNCH` | a launcher started the processes, which are compared first (`trainer.process.rendezvous`) |
-| `PHASEWISE_HEARTBEAT_SECONDS` | a process without heartbeat for this time is lost, and all others end (default 60) |
-
-Only process 0 writes metrics, heartbeat and result. All processes write checkpoints.
+`docs/reference/trainer.md` has the environment variables. Only process 0 writes metrics, heartbeat and result. All processes write
+checkpoints.
 """
 
 import importlib

@@ -1,11 +1,5 @@
 """The environment of a trainer: rejected variables, recorded variables that may change bits, and the platform of jax.
 
-| variable of a launcher | meaning |
-|---|---|
-| `PHASEWISE_LAUNCH` | the name of the attempt, the same on all hosts |
-| `PHASEWISE_SLICES` | the number of slices (default 1) |
-| `PHASEWISE_HOSTS` | the names of the hosts in order, separated by commas |
-
 Launchers use this module, so it imports no jax. `python -m phasewise.trainer.process.environment` prints the devices of jax.
 """
 

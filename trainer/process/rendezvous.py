@@ -1,13 +1,7 @@
 """The rendezvous of hosts before jax joins them: each host writes a file, and waits until all hosts are present and equal.
 
 Files are used and not the coordinator's key-value store, because the coordinator may be missing, and a host without access to the run's
-folder must not train. Each attempt (`PHASEWISE_LAUNCH`) has its own folder.
-
-| variable | meaning |
-|---|---|
-| `PHASEWISE_JOIN_SECONDS` | the time that a host waits for the others (default 50) |
-| `PHASEWISE_RENDEZVOUS` | the folder, which may be on a store. Default: below the run's folder, which all hosts share |
-| `PHASEWISE_CHECKPOINT_STORE` | without a shared folder, each host uploads its checkpoint shards there (`trainer.checkpoints.shards`) |
+folder must not train. Each attempt (`PHASEWISE_LAUNCH`) has its own folder. `docs/reference/environment.md` has the variables.
 """
 
 import os

@@ -2,16 +2,21 @@
 
 import os
 import string
+import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import LazyLoader, find_spec, module_from_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.validations.expectations.suites import OBSERVED, Check, Severity
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.validations.expectations.suites import OBSERVED, Check, Severity, Suite, Tables
 from phasewise.validations.limits import AcceptedWarning
 
 if TYPE_CHECKING:
@@ -50,10 +55,26 @@ class CheckResult:
     accepted: tuple[AcceptedRows, ...] = ()
 
 
+@contextmanager
+def _deferred(package: str, name: str) -> Iterator[None]:
+    """Import a module at its first use, which is not safe in threads. Afterwards it is imported as usual."""
+    full_name = f"{package}.{name}"
+    spec = None if {full_name, "great_expectations"} & sys.modules.keys() else find_spec(full_name)
+    if spec and spec.loader:
+        spec.loader = LazyLoader(spec.loader)
+        sys.modules[full_name] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        setattr(sys.modules[package], name, module)
+    yield
+    if spec and type(sys.modules[full_name]) is not ModuleType:
+        del sys.modules[full_name]
+        delattr(sys.modules[package], name)
+
+
 def load_library() -> Library:
     """Import Great Expectations with its analytics off. The first import takes seconds."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _deferred("scipy", "stats"):  # a third of the time
         warnings.simplefilter("ignore", DeprecationWarning)  # raised by the library's import
         import great_expectations as gx
 
@@ -100,6 +121,18 @@ def judge_tables(
             failing = tuple(measured.get("unexpected_index_list") or ())
             results[number] = CheckResult(checks[number], expectation, "passed" if result["success"] else "failed", observed, failing)
     return tuple(results[number] for number in range(len(checks)))
+
+
+_judged: dict[str, tuple[CheckResult, ...]] = {}
+
+
+def judge_once(suite: Suite, tables: Tables, digests: Mapping[str, str], thresholds: Mapping[str, Any]) -> tuple[CheckResult, ...]:
+    """Judge the tables, or return the results if the last tables had equal digests and thresholds."""
+    key = digest_of_json([suite.name, dict(digests), dict(thresholds)])
+    found = _judged.get(key) or judge_tables(tables, suite.checks(thresholds, tables))
+    _judged.clear()
+    _judged[key] = found
+    return found
 
 
 def build_suite(library: Library, name: str, table: str, checks: Sequence[Check]) -> Any:

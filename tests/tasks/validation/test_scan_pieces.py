@@ -13,9 +13,10 @@ import pytest
 
 from experiments.leakage_recall.views import olmes
 from phasewise.tasks.validation.scan_files import FilePiece, Unread
-from phasewise.tasks.validation.scan_pieces import CachePiece, Scanned, scan_pieces, select
+from phasewise.tasks.validation.scan_pieces import KEPT, CachePiece, PieceScan, Scanned, scan_piece, scan_pieces, select
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.validations.evidence.leakage.items import BenchmarkItem
+from phasewise.validations.evidence.leakage.scan import Scan, scan_documents
 from phasewise.validations.limits import LeakageLimits
 from tests.tasks.conftest import write_prose
 
@@ -186,6 +187,32 @@ def test_workers_find_the_same(planted: Path, index: Path, monkeypatch: pytest.M
     assert scan_pieces(pieces, index, LIMITS, workers=2) == alone
     turned = scan_pieces(select([str(planted / "train.jsonl"), str(planted / "notes.txt")]).pieces, index, LIMITS)
     assert turned.scans[None] == alone.scans[None]
+
+
+def test_an_interrupted_scan_goes_on(planted: Path, index: Path, monkeypatch: pytest.MonkeyPatch):
+    scanned: list[FilePiece] = []
+
+    def watched(reading: Any, *more: Any) -> Scan:
+        scanned.append(reading.piece)
+        return scan_documents(reading, *more)
+
+    def scan_some(limits: LeakageLimits = LIMITS) -> tuple[list[PieceScan], int]:
+        before = len(scanned)
+        return [scan_piece(piece, index, limits, keeps=True) for piece in pieces[:3]], len(scanned) - before
+
+    monkeypatch.setattr("phasewise.tasks.validation.scan_pieces.PIECE_BYTES", 10_000)
+    monkeypatch.setattr("phasewise.tasks.validation.scan_pieces.scan_documents", watched)
+    pieces = select([str(planted / "train.jsonl")]).pieces
+    first, count = scan_some()  # interrupted here
+    assert (count, scan_some()) == (3, (first, 0))
+    assert scan_some(LIMITS.but(min_score=0.5))[1] == 3
+    os.utime(planted / "train.jsonl", ns=(0, 0))
+    assert scan_some() == (first, 3)
+    for kept in index.with_suffix(KEPT).iterdir():
+        kept.write_text(kept.read_text().replace('"documents"', '"document"'))
+    assert scan_some() == (first, 3)
+    scan_pieces(pieces, index, LIMITS)
+    assert not index.with_suffix(KEPT).exists()
 
 
 def test_spans_are_of_the_documents_text_and_what_is_unread_is_reported(planted: Path, index: Path, word_problems: list[BenchmarkItem]):
