@@ -68,7 +68,7 @@ def judge_all(home: Home, other: Home, phase_name: str) -> Judged:
     """Judge the phase as a flow does, without Prefect."""
     clock = Clock()
     clock.watch(judge, "test_items", "its list of items")
-    clock.watch(judge.KeptItems, "open", "its index")
+    clock.watch(judge.KeptItems, "folder", "its index")
     clock.watch(judge, "scan_caches", "leakage")
     clock.watch(judge, "order_evidence", "order")
     clock.watch(judge, "judge_data", "data suite")
