@@ -211,7 +211,7 @@ def _measures_of(verdict: Verdict) -> list[_Measure]:
             tables |= read_tables(verdict.evidence, {name: verdict.tables[name]})
     if suite and len(tables) == len(suite.tables):
         with suppress(Exception):  # an older verdict may lack any field
-            results = judge_once(suite, tables, verdict.tables, verdict.thresholds)
+            results = judge_once(suite, tables, verdict.tables, verdict.thresholds, anew=False)
             found = {(result.check.table, result.name, result.check.asks): result for result in results}
     measures: list[_Measure] = []
     for check in verdict.checks:

@@ -270,7 +270,7 @@ def judge_suite(
     """Judge the tables of a suite, and write them to the folder. `judged`: judged object, such as a metrics file → digest."""
     digests, suite, thresholds = write_tables(folder, tables), SUITES[name], limits.model_dump(mode="json")
     accepts = accepted_by(name, accepts)
-    results = [accept(result, tables, accepts) for result in judge_once(suite, tables, digests, thresholds)]
+    results = [accept(result, tables, accepts) for result in judge_once(suite, tables, digests, thresholds, anew=True)]
     reasons = [reason for result in results for reason in reasons_for(result, tables)]
     checks = tuple(outcome_of(result, tables) for result in results)
     return Verdict(

@@ -121,19 +121,20 @@ def scan_caches(
     else:
         from phasewise.tasks.data.cluster import run_all  # a slow import
 
-        made = iter(run_all(STAGE, scan_shard, calls))
+        made = iter(run_all(STAGE, scan_shard, [(*call, True) for call in calls]))
     for name, of_cache in missing.items():
         scans[name] = merge_scans([next(made) for _ in of_cache])
         write_sealed(kept[name], {"component": name, "key": keys[name], "scan": scans[name].model_dump(mode="json")})
-    shutil.rmtree(items.folder().with_suffix(KEPT), ignore_errors=True)
+    if missing:
+        shutil.rmtree(items.folder().with_suffix(KEPT), ignore_errors=True)
     return CacheScans(index, {name: scans[name] for name in caches}, keys)
 
 
-def scan_shard(shard: CachePiece, items: KeptItems, limits: LeakageLimits) -> Scan:
-    """Scan one shard, in a Dask worker."""
+def scan_shard(shard: CachePiece, items: KeptItems, limits: LeakageLimits, keeps: bool = False) -> Scan:
+    """Scan one shard, in a Dask worker. `keeps`: as in `scan_piece`."""
     for name, expected in read_manifest(shard.folder).shards[shard.shard].files.items():  # the scan is kept under the digest of the shard
         check_file(shard.folder / name, expected, f"Delete {shard.folder} and prepare the data again.")
-    return scan_piece(shard, items.folder(), limits, keeps=True).scan
+    return scan_piece(shard, items.folder(), limits, keeps).scan
 
 
 def test_items(plan: DataPlan, components: Iterable[str], own: Sequence[OwnBenchmark]) -> list[BenchmarkItem]:

@@ -288,15 +288,17 @@ KEPT = ".pieces"  # suffix of the folder beside an index, with the results of pi
 
 def scan_piece(piece: ScanPiece, index: Path, limits: LeakageLimits, keeps: bool = False) -> PieceScan:
     """Scan one piece for the items of an index, in a worker. `keeps`: the result is kept for an interrupted scan."""
-    kept = None
+    kept, urls = None, [piece.url] if isinstance(piece, FilePiece) else [str(piece.tokenizer)]
     if keeps:
-        files = {} if isinstance(piece, FilePiece) else read_manifest(piece.folder).shards[piece.shard].files
-        urls = [piece.url] if isinstance(piece, FilePiece) else [f"{piece.folder}/{name}" for name in files]
-        told = [file_system.info(path) for file_system, path in map(fsspec.core.url_to_fs, urls)]
+        if isinstance(piece, CachePiece):
+            urls += [f"{piece.folder}/{name}" for name in read_manifest(piece.folder).shards[piece.shard].files]
+        told: list[dict[str, Any]] = []
+        with suppress(Exception):  # each file system has its own errors, and the reader reports them
+            told = [file_system.info(path) for file_system, path in map(fsspec.core.url_to_fs, urls)]
         marks = [{name: str(one[name]) for name in CHANGING if name in one} for one in told]
         code = code_digest("tasks/data/*.py", "tasks/validation/scan_*.py")
         name = digest_of_json([code, limits.model_dump(mode="json"), list(map(str, piece)), marks])
-        kept = index.with_suffix(KEPT) / f"{name}.json" if all(marks) else None
+        kept = index.with_suffix(KEPT) / f"{name}.json" if marks and all(marks) else None
     if kept:
         with suppress(OSError, NotAsWritten, ValidationError):
             return PieceScan.model_validate(read_sealed(kept))
@@ -347,5 +349,6 @@ def scan_pieces(pieces: Sequence[ScanPiece], index: Path, limits: LeakageLimits,
             by_place.setdefault(None, []).append(Scan(documents=one.scan.documents, bytes=one.scan.bytes, hits=hits))
         for place, new in by_place.items():
             scans[place] = merge_scans([*([scans[place]] if place in scans else []), *new])
-    shutil.rmtree(index.with_suffix(KEPT), ignore_errors=True)
+    if not is_here:
+        shutil.rmtree(index.with_suffix(KEPT), ignore_errors=True)
     return Scanned(scans, unread)

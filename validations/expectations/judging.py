@@ -5,10 +5,9 @@ import string
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import LazyLoader, find_spec, module_from_spec
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -55,31 +54,28 @@ class CheckResult:
     accepted: tuple[AcceptedRows, ...] = ()
 
 
-@contextmanager
-def _deferred(package: str, name: str) -> Iterator[None]:
-    """Import a module at its first use, which is not safe in threads. Afterwards it is imported as usual."""
-    full_name = f"{package}.{name}"
-    spec = None if {full_name, "great_expectations"} & sys.modules.keys() else find_spec(full_name)
-    if spec and spec.loader:
-        spec.loader = LazyLoader(spec.loader)
-        sys.modules[full_name] = module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-        setattr(sys.modules[package], name, module)
-    yield
-    if spec and type(sys.modules[full_name]) is not ModuleType:
-        del sys.modules[full_name]
-        delattr(sys.modules[package], name)
+class _Deferred(ModuleType):
+    """A module that is imported when an attribute is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), name)
 
 
 def load_library() -> Library:
     """Import Great Expectations with its analytics off. The first import takes seconds."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
-    with warnings.catch_warnings(), _deferred("scipy", "stats"):  # a third of the time
+    statistics = _Deferred("scipy.stats")  # a third of the time, for expectations of no suite here
+    sys.modules.setdefault(statistics.__name__, statistics)
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # raised by the library's import
         import great_expectations as gx
 
         from phasewise.validations.expectations import domain
 
+    if sys.modules[statistics.__name__] is statistics:
+        del sys.modules[statistics.__name__]
     return Library(gx, domain)
 
 
@@ -126,10 +122,13 @@ def judge_tables(
 _judged: dict[str, tuple[CheckResult, ...]] = {}
 
 
-def judge_once(suite: Suite, tables: Tables, digests: Mapping[str, str], thresholds: Mapping[str, Any]) -> tuple[CheckResult, ...]:
-    """Judge the tables, or return the results if the last tables had equal digests and thresholds."""
-    key = digest_of_json([suite.name, dict(digests), dict(thresholds)])
-    found = _judged.get(key) or judge_tables(tables, suite.checks(thresholds, tables))
+def judge_once(
+    suite: Suite, tables: Tables, digests: Mapping[str, str], limits: Mapping[str, Any], *, anew: bool
+) -> tuple[CheckResult, ...]:
+    """Judge the tables. Unless `anew`, return the last results if digests and limits were equal."""
+    key = digest_of_json([suite.name, dict(digests), dict(limits)])
+    found = None if anew else _judged.get(key)
+    found = found or judge_tables(tables, suite.checks(limits, tables))
     _judged.clear()
     _judged[key] = found
     return found

@@ -179,40 +179,54 @@ def test_documents_are_numbered_through_their_file(planted: Path, index: Path, w
 
 
 @pytest.mark.usefixtures("on_scheduler")
-def test_workers_find_the_same(planted: Path, index: Path, monkeypatch: pytest.MonkeyPatch):
+def test_workers_find_the_same_and_only_a_scan_by_workers_removes_kept_pieces(planted: Path, index: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("phasewise.tasks.validation.scan_pieces.PIECE_BYTES", 10_000)
     monkeypatch.setattr("phasewise.tasks.validation.scan_pieces.PIECES_AT_ONCE", 3)
     pieces = select([str(planted)]).pieces
+    scan_piece(pieces[0], index, LIMITS, keeps=True)
     alone = scan_pieces(pieces, index, LIMITS, workers=1)
+    assert index.with_suffix(KEPT).exists()
     assert scan_pieces(pieces, index, LIMITS, workers=2) == alone
+    assert not index.with_suffix(KEPT).exists()
     turned = scan_pieces(select([str(planted / "train.jsonl"), str(planted / "notes.txt")]).pieces, index, LIMITS)
     assert turned.scans[None] == alone.scans[None]
 
 
-def test_an_interrupted_scan_goes_on(planted: Path, index: Path, monkeypatch: pytest.MonkeyPatch):
-    scanned: list[FilePiece] = []
+@pytest.fixture
+def scanned(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What is scanned, and not read from a kept result."""
+    found: list[object] = []
 
-    def watched(reading: Any, *more: Any) -> Scan:
-        scanned.append(reading.piece)
-        return scan_documents(reading, *more)
+    def watched(documents: Any, *more: Any) -> Scan:
+        found.append(documents)
+        return scan_documents(documents, *more)
 
+    monkeypatch.setattr("phasewise.tasks.validation.scan_pieces.scan_documents", watched)
+    return found
+
+
+def test_an_interrupted_scan_goes_on(planted: Path, index: Path, scanned: list[object], monkeypatch: pytest.MonkeyPatch):
     def scan_some(limits: LeakageLimits = LIMITS) -> tuple[list[PieceScan], int]:
         before = len(scanned)
         return [scan_piece(piece, index, limits, keeps=True) for piece in pieces[:3]], len(scanned) - before
 
     monkeypatch.setattr("phasewise.tasks.validation.scan_pieces.PIECE_BYTES", 10_000)
-    monkeypatch.setattr("phasewise.tasks.validation.scan_pieces.scan_documents", watched)
-    pieces = select([str(planted / "train.jsonl")]).pieces
+    file = planted / "train.jsonl"
+    pieces = select([str(file)]).pieces
     first, count = scan_some()  # interrupted here
     assert (count, scan_some()) == (3, (first, 0))
     assert scan_some(LIMITS.but(min_score=0.5))[1] == 3
-    os.utime(planted / "train.jsonl", ns=(0, 0))
-    assert scan_some() == (first, 3)
+    times = os.stat(file).st_atime_ns, os.stat(file).st_mtime_ns
+    file.write_bytes(file.read_bytes().replace(b"row 7", b"Row 7", 1))
+    os.utime(file, ns=times)  # equal size and time
+    changed, count = scan_some()
+    assert (changed == first, count) == (False, 3)
     for kept in index.with_suffix(KEPT).iterdir():
         kept.write_text(kept.read_text().replace('"documents"', '"document"'))
-    assert scan_some() == (first, 3)
-    scan_pieces(pieces, index, LIMITS)
-    assert not index.with_suffix(KEPT).exists()
+    assert scan_some() == (changed, 3)
+    file.unlink()
+    with pytest.raises(DataError, match=r"train\.jsonl"):
+        scan_some()
 
 
 def test_spans_are_of_the_documents_text_and_what_is_unread_is_reported(planted: Path, index: Path, word_problems: list[BenchmarkItem]):
@@ -233,3 +247,13 @@ def test_each_cache_is_a_scan_of_its_own(prepared: Any, index: Path):
     scanned = scan_pieces(select(map(str, folders)).pieces, index, LIMITS)
     assert set(scanned.scans) == set(folders)
     assert all(scan.documents > 50 and not scan.hits for scan in scanned.scans.values())
+
+
+def test_a_kept_scan_of_a_cache_is_not_used_for_another_tokenizer(prepared: Any, index: Path, scanned: list[object], tmp_path: Path):
+    plan = prepared.plan()
+    tokenizer = Path(shutil.copy(plan.tokenizer, tmp_path))
+    (piece, *_) = select([str(plan.components["code"].train.folder)], tokenizer=tokenizer).pieces
+    first = scan_piece(piece, index, LIMITS, keeps=True)
+    assert (scan_piece(piece, index, LIMITS, keeps=True), len(scanned)) == (first, 1)
+    tokenizer.write_bytes(tokenizer.read_bytes() + b"\n")
+    assert (scan_piece(piece, index, LIMITS, keeps=True), len(scanned)) == (first, 2)

@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pandas as pd
@@ -50,3 +52,11 @@ def test_nothing_and_nan_never_pass_and_words_for_numbers_break_the_check(expect
         assert outcome(expectation, [nothing] * count, dtype, **arguments) == ("failed", tuple(range(count)))
     if dtype is float:
         assert outcome(expectation, ["many", 1], object, **arguments) == ("broken", ())
+
+
+def test_the_deferred_statistics_of_great_expectations_work():
+    code = """from phasewise.validations.expectations.judging import load_library, sys
+load_library()
+assert "scipy.stats" not in sys.modules
+print(sys.modules["great_expectations.expectations.core.expect_column_kl_divergence_to_be_less_than"].stats.entropy([1, 1]))"""
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout.startswith(b"0.693")

@@ -42,14 +42,16 @@ def _sample_suite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_failing_gate_shows_value_limit_and_parent_and_no_count_of_rows(tmp_path: Path):
     verdict = judge_gate("marin-8b/proxy/ocelot model", at(1.8), parent_evaluation=PARENT, limits=LIMITS, folder=tmp_path)
-    page = as_markdown(verdict, page=PAGE)
+    for evaluation, limits in ((at(1.6), LIMITS), (at(1.8), LIMITS.but(max_increase_bits_per_byte=0.05))):
+        judge_gate("judged later", evaluation, parent_evaluation=PARENT, limits=limits, folder=tmp_path / "later")
+        page = as_markdown(verdict, page=PAGE)
+        assert "Rows of bits\\_per\\_byte that fail (1):" in page.replace("Rows of bits_per_byte", "Rows of bits\\_per\\_byte")
+        assert "- **Found:** +0.1000 bits per byte\n- **Limit:** at most +0.02 bits per byte\n- **Parent's value:** 1.7\n" in page
     assert page.splitlines()[2].startswith("**The phase is refused.** macro bits per byte went from the parent's 1.7000 to 1.8000")
     assert f"[This verdict with all its evidence]({PAGE})" in page
-    assert "- **Found:** +0.1000 bits per byte\n- **Limit:** at most +0.02 bits per byte\n- **Parent's value:** 1.7\n" in page
     row = next(line for line in page.splitlines() if line.startswith("| ✗ failed | The phase does not make the model worse"))
     assert row.endswith("| +0.1000 bits per byte | at most +0.02 bits per byte | 1.7 |")
     assert "rows fail |" not in page
-    assert "Rows of bits\\_per\\_byte that fail (1):" in page.replace("Rows of bits_per_byte", "Rows of bits\\_per\\_byte")
     form = form_of(verdict, page=PAGE, command="Or in a terminal: x")
     assert "Found: +0.1000 bits per byte; limit: at most +0.02 bits per byte; parent: 1.7" in form
     assert "(found +0.1000 bits per byte; limit at most +0.02 bits per byte)" in why_in_a_line(verdict)
