@@ -1,22 +1,23 @@
 # Every target does its own set-up. Needs python3 (3.11 or newer) and the package index.
 PYTHON ?= python3
 BIN := .venv/bin
+LEAKAGE := validations/evidence/leakage
 ALONE = $(shell grep -rl --include="test_*.py" "pytest\.mark\.alone" tests)
 
-.PHONY: run test test-long setup format lint types check bench docs up clean
+.PHONY: run test test-long setup format lint types check bench docs wheel up clean
 
-run: .venv/run.stamp  ## train Marin 8B at proxy scale, on this machine
+run: .venv/compiled.stamp  ## train Marin 8B at proxy scale, on this machine
 	$(BIN)/phasewise run marin-8b --scale proxy
 
 test: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes import the same modules: compiled once, all are quicker
-test: .venv/dev.stamp  ## run all tests
+test: .venv/dev.stamp .venv/compiled.stamp  ## run all tests
 	$(BIN)/python -m pytest -m "not alone and not long" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest -m "alone and not long" $(ALONE)
 
 test-long: .venv/dev.stamp  ## run the tests that take minutes each
 	$(BIN)/python -m pytest -m long
 
-setup: .venv/dev.stamp  ## everything that development needs
+setup: .venv/dev.stamp .venv/compiled.stamp  ## everything that development needs
 
 format: .venv/dev.stamp
 	$(BIN)/ruff format .
@@ -39,7 +40,11 @@ docs: .venv/dev.stamp  ## write the documentation as a website to site/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/mkdocs build --strict --quiet
 
-up: .venv/run.stamp  ## Prefect server, worker and deployments, on this machine
+wheel: .venv/compiled.stamp  ## write a wheel with the compiled code of the leakage scan to dist/
+	@rm -rf build
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+up: .venv/compiled.stamp  ## Prefect server, worker and deployments, on this machine
 	$(BIN)/phasewise up
 
 .venv/bin/python:
@@ -48,6 +53,11 @@ up: .venv/run.stamp  ## Prefect server, worker and deployments, on this machine
 
 .venv/run.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+.venv/compiled.stamp: .venv/run.stamp $(wildcard $(LEAKAGE)/*.py)
+	@rm -rf $(LEAKAGE)/compiled
+	XDG_CACHE_HOME=$(LEAKAGE)/compiled $(BIN)/python -m phasewise.validations.evidence.leakage.scan
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp

@@ -18,8 +18,6 @@ PARAM_GROUPS = ("embedding", "attention", "mlp", "norms", "lm_head")
 """Groups of weights for norms. `trainer.model.params.param_specs` assigns each weight to a group."""
 SPARSE_GROUPS = ("experts", "router")  # further groups of models with experts
 ALL_GROUPS = (*PARAM_GROUPS, *SPARSE_GROUPS)
-
-
 OF_THE_CLOCK = frozenset({"evaluation_seconds", "data_seconds", "step_seconds", "tokens_per_second", "mfu", "seconds"})
 """Names of values that are measured in time, so two equal runs differ."""
 

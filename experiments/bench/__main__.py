@@ -60,6 +60,7 @@ SUBJECTS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "end_to_end": end_to_end.rows,
     "memory": memory.rows,
     "scan": scan.rows,
+    "first_scan": scan.first_rows,
     "judgement": judgement.rows,
     "site": site.rows,
     "slopes": slopes.rows,

@@ -4,10 +4,13 @@ The scan searches for real benchmark items if they are available, otherwise for 
 """
 
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from tests.shared_data import ROOT
 
 REAL = ROOT / "benchmarks"
 MIN_SPEED_UP, MAX_INDEX_MIB, MAX_GROWTH = 1.8, 1024, 1.1
+FIRST_BYTES, MAX_FIRST_SECONDS = 2 * 10**6, 5
 FILES = 2 * WORKERS
 SMALL_BYTES = 100 * 10**6
 GROWTH_BYTES = (40 * 10**6, 160 * 10**6, 640 * 10**6)
@@ -47,6 +51,25 @@ def rows(options: Options) -> Iterator[Row]:
             yield from _two_workers(place, built, options)
             yield _growth(place, options)
         yield from _memory(place, built, int(options.gigabytes * 1e9))
+
+
+def first_rows(options: Options) -> Iterator[Row]:
+    """The first scan of a user, who has neither an index nor compiled code, and a second scan."""
+    name = f"first scan of a user, {FIRST_BYTES / 1e6:.0f} MB, index of GSM8K included, seconds"
+    if not (REAL / "gsm8k").is_dir():
+        yield Row(name, None, note="needs the items of GSM8K")
+        return
+    first, second = list[float](), list[float]()
+    with tempfile.TemporaryDirectory() as folder:
+        write_json_lines(Path(folder) / "text", FIRST_BYTES, num_files=1)
+        command = [sys.executable, "-m", "phasewise.flows.cli.main", "scan", f"{folder}/text", "--benchmarks", str(REAL / "gsm8k")]
+        for turn in range(options.repeats):
+            environment = {**os.environ, "XDG_CACHE_HOME": f"{folder}/cache-{turn}"}
+            for found in (first, second):
+                scan = partial(subprocess.run, command, env=environment, check=True, capture_output=True)
+                found.append(seconds(scan))
+    yield Row(name, statistics.median(first), at_most=MAX_FIRST_SECONDS, note=f"{min(first):.1f} to {max(first):.1f}")
+    yield Row("the second scan", statistics.median(second), note=f"{min(second):.1f} to {max(second):.1f}")
 
 
 def _process(*arguments: object) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments.leakage_recall.views import part_text
-from phasewise.flows.recipes.marin.settings import LEAKAGE
+from phasewise.flows.recipes.words import LEAKAGE
 from phasewise.validations.evidence.leakage.index import LeakageIndex
 from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document, scan_documents

@@ -232,15 +232,14 @@ def data() -> None:
 @work_options
 def prepare(target: str, scale: Scale, home: str | None, as_json: bool, plans: bool, price_per_hour: float | None) -> None:
     """Build all missing caches."""
-    from phasewise.flows.cli.data import plan, print_plan
-    from phasewise.flows.cli.data import prepare as prepare_command
+    from phasewise.flows.cli.data import plan, prepare, print_plan
 
     if plans:
         print_found(plan(target, scale, home, price_per_hour), print_plan, as_json=as_json)
         return
     if price_per_hour is not None:
         raise click.UsageError("--price-per-hour requires --plan.")
-    print_found(prepare_command(target, scale, home), None, as_json=as_json)
+    print_found(prepare(target, scale, home), None, as_json=as_json)
 
 
 @data.command()
@@ -264,10 +263,9 @@ def fetch(name: str, folder: str, as_json: bool) -> None:
 @home_json_options
 def verify(target: str, scale: Scale, home: str | None, full: bool, as_json: bool) -> None:
     """Compare caches with their sources. Exit 1 if they differ."""
-    from phasewise.flows.cli.data import print_verification
-    from phasewise.flows.cli.data import verify as verify_command
+    from phasewise.flows.cli.data import print_verification, verify
 
-    verification = verify_command(target, scale, home, full=full)
+    verification = verify(target, scale, home, full=full)
     print_found(verification, print_verification, as_json=as_json)
     sys.exit(0 if verification["passes"] else 1)
 
@@ -351,12 +349,11 @@ def writing_options(command: Callable[..., None]) -> Callable[..., None]:
 @given_scale_home_options
 def sample(target: str, prompts: tuple[str, ...], scale: Scale | None, home: str | None, as_json: bool, **options: Any) -> None:
     """Continue each PROMPT with a model, and print the text as it is written. Without a PROMPT the model writes a document."""
-    from phasewise.flows.cli.sample import Writing, print_piece
-    from phasewise.flows.cli.sample import sample as sample_text
+    from phasewise.flows.cli.sample import Writing, print_piece, sample
 
     where = {name: options.pop(name) for name in ("weights", "tokenizer")}
     show = (lambda _: None) if as_json else print_piece
-    found = sample_text(target, scale, home, prompts, Writing(**options), **where, show=show)
+    found = sample(target, scale, home, prompts, Writing(**options), **where, show=show)
     if as_json:
         print_found(found, None, as_json=True)
 
@@ -378,13 +375,12 @@ def generate(
     min_words: int, count: int | None, benchmarks: str | None, **options: Any,
 ) -> None:  # fmt: skip
     """Write documents from SEEDS with a model to the folder OUT, with the provenance of each."""
-    from phasewise.flows.cli.sample import Writing, print_generated
-    from phasewise.flows.cli.sample import generate as generate_text
+    from phasewise.flows.cli.sample import Writing, generate, print_generated
     from phasewise.tasks.data.generation import Task
 
     where = {name: options.pop(name) for name in ("weights", "tokenizer")}
     task = Task(kind=kind, prompt=prompt, samples=samples, min_words=min_words)
-    written = generate_text(target, scale, home, (seeds, out), task, Writing(**options), count=count, benchmarks=benchmarks, **where)
+    written = generate(target, scale, home, (seeds, out), task, Writing(**options), count=count, benchmarks=benchmarks, **where)
     print_found(written, print_generated, as_json=as_json)
 
 
@@ -396,11 +392,10 @@ def generate(
 @home_option
 def chat(target: str, scale: Scale | None, home: str | None, system: str | None, **options: Any) -> None:
     """Answer each line of standard input with the chat template of the training. Ctrl-D ends."""
-    from phasewise.flows.cli.sample import Writing, print_piece, typed_lines
-    from phasewise.flows.cli.sample import chat as hold_chat
+    from phasewise.flows.cli.sample import Writing, chat, print_piece, typed_lines
 
     where = {name: options.pop(name) for name in ("weights", "tokenizer")}
-    hold_chat(target, scale, home, typed_lines(), Writing(**options), **where, system=system, show=print_piece)
+    chat(target, scale, home, typed_lines(), Writing(**options), **where, system=system, show=print_piece)
 
 
 @main.command()
@@ -467,10 +462,9 @@ def schema() -> None:
 @scale_home_options
 def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int, **question: Any) -> None:
     """Show the training text of a step, or the steps that train on a text, a document or a file. Works before training."""
-    from phasewise.flows.cli.trace import Question, print_answer
-    from phasewise.flows.cli.trace import trace as trace_command
+    from phasewise.flows.cli.trace import Question, print_answer, trace
 
-    answer = trace_command(target, scale, home, Question(**question))
+    answer = trace(target, scale, home, Question(**question))
     print_found(answer, lambda found: print_answer(found, most=most), as_json=as_json)
     for remark in answer["remarks"]:
         click.echo(f"phasewise: {remark}", err=True)
@@ -484,10 +478,9 @@ def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int,
 @scale_home_options
 def why(target: str, scale: Scale, home: str | None, as_json: bool, step: int, *, replays: bool) -> None:
     """Rank the causes of a step's loss: rows with their documents, components, layers, declared changes."""
-    from phasewise.flows.cli.trace import print_why
-    from phasewise.flows.cli.trace import why as why_command
+    from phasewise.flows.cli.trace import print_why, why
 
-    found = why_command(target, scale, home, step, replays=replays)
+    found = why(target, scale, home, step, replays=replays)
     print_found(found, print_why, as_json=as_json)
     for remark in found["remarks"]:
         click.echo(f"phasewise: {remark}", err=True)

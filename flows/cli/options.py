@@ -141,12 +141,10 @@ verbose_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 
-
 given_scale_option = click.option(
     "--scale", type=click.Choice(get_args(Scale)), help="Size of the run. Default: proxy, or own for a recipe with its own sizes."
 )
 """`--scale` without a default, for commands with other targets than recipes."""
-
 
 Decorator = Callable[[Command], Command]
 

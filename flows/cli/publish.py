@@ -91,9 +91,8 @@ def card_of_target(target: str, out: str, scale: Scale, home: str | None, option
 
     recipe = resolved.recipe
     subject = Subject(recipe.name, recipe.scale, phase.name, phase.evaluation.held_out_tokens)
-    given = CardOptions(
-        key=_path(options["key"]), export=_path(options["export"]), licence=options["licence"], source_folders=_folders(options["source"])
-    )
+    key, export = (Path(name) if name else None for name in (options["key"], options["export"]))
+    given = CardOptions(key=key, export=export, licence=options["licence"], source_folders=_folders(options["source"]))
     return write_card(resolved.home.root, subject, Path(out), given, work=resolved.home.work)
 
 
@@ -107,11 +106,12 @@ def verify_folder(folder: str, options: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"there is no home at {home.root}.")
         if subject := subject_of(Path(folder)):
             home.look(subject.run_name, weights_of=subject.phase)
+    export, public_key = (Path(name) if name else None for name in (options["export"], options["public_key"]))
     against = Against(
         home=home.root if home else None,
         work=home.work if home else None,
-        export=_path(options["export"]),
-        public_key=_path(options["public_key"]),
+        export=export,
+        public_key=public_key,
         source_folders=_folders(options["source"]),
         max_read_bytes=int(options["max_gib"] * GIB),
     )
@@ -151,10 +151,6 @@ def print_verification(found: Mapping[str, Any]) -> None:
     signed = "signed" if found["signed"] else "not signed"
     end = "all was checked, and holds" if found["passes"] else f"{wrong} claims do not hold, {unchecked} were not checked"
     console.print(f"{found['card']} ({signed}): {end}", markup=False)
-
-
-def _path(name: str | None) -> Path | None:
-    return None if name is None else Path(name)
 
 
 def _folders(given: Sequence[str]) -> dict[str, Path]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -163,12 +164,7 @@ def typed_lines() -> Iterator[str]:
             yield line
 
 
-def print_piece(text: str) -> None:
-    """Print text immediately."""
-    click.echo(text, nl=False)
-    sys.stdout.flush()
-
-
+print_piece = partial(click.echo, nl=False)  # `echo` flushes
 MIN_SCORE = 0.7  # the share of an item in a document above which the document is left out, as in `phasewise scan`
 
 

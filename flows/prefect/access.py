@@ -90,13 +90,6 @@ class OwnAddress:
         return self.takes_digits
 
 
-def prefect_policy(port: int) -> str:
-    """Return the Content-Security-Policy of Prefect's pages, which would load foreign scripts beside the auth string."""
-    own = " ".join(f"{scheme}://{name}:{port}" for scheme in ("http", "ws") for name in LOOPBACK[:2])
-    inline = "'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
-    return f"default-src {inline}; connect-src 'self' {own}; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
-
-
 def open_route() -> Route:
     """Return the page at `OPEN_PATH`."""
     nonce = secrets.token_urlsafe(16)

@@ -23,7 +23,7 @@ from prefect.utilities.names import generate_slug
 from sqlalchemy import ColumnDefault
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
-from phasewise.flows.prefect.access import OwnAddress, open_route, prefect_policy
+from phasewise.flows.prefect.access import LOOPBACK, OwnAddress, open_route
 from phasewise.flows.prefect.server import TAG
 from phasewise.flows.prefect.submission import CheckedSubmissions, run_name
 from phasewise.trainer.process.child_process import collect_rarely, end_with_parent
@@ -80,7 +80,10 @@ def serve(listening: socket.socket, port: int) -> None:
     background_workers.Worker = QuietWorker  # pyright: ignore[reportPrivateImportUsage]  # `background_worker` starts it
     app = create_app(final=True)
     app.router.routes.insert(0, open_route())
-    headers = [("Content-Security-Policy", prefect_policy(port))]
+    own = " ".join(f"{scheme}://{name}:{port}" for scheme in ("http", "ws") for name in LOOPBACK[:2])
+    inline = "'self' 'unsafe-inline' 'unsafe-eval' data: blob:"  # Prefect's pages would load foreign scripts beside the auth string
+    policy = f"default-src {inline}; connect-src 'self' {own}; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+    headers = [("Content-Security-Policy", policy)]
     config = uvicorn.Config(OwnAddress(CheckedSubmissions(app), port=port), log_level="warning", timeout_keep_alive=5, headers=headers)
     uvicorn.Server(config).run(sockets=[listening])
 

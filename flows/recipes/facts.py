@@ -181,7 +181,6 @@ def results_of(recipe: Recipe) -> dict[str, tuple[Reported, ...]]:
 def rules_of(recipe: str, phase: str) -> dict[str, Provenance]:
     """Field, or a prefix of fields → source. The phase's own sources override a library's, and these override the recipe's."""
     target = f"{recipe}/{phase}"
-
     named: dict[str, dict[str, Provenance]] = {}
     for section in ("sources", "phase_sources"):
         rows = _rows(recipe, section, target)

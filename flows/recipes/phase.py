@@ -342,7 +342,6 @@ MAX_COUNT = 2**31 - 1
 MAX_DEFAULT_SEQ_LEN = 4096  # tokens in a row of a phase that takes over its model from a source with at least this number of positions
 OWN = ("discrepancies", "notes", "abandoned", "schedule_goes_on")  # fields that a phase never takes over from its parent
 
-
 P = ParamSpec("P")
 
 

@@ -127,8 +127,6 @@ def _values_at(value: Any, path: list[str]) -> list[Any]:
 
 
 SEVERITIES = ("high", "medium", "low")
-
-
 MAX_SEGMENTS = 5
 LABEL_WIDTH = 44
 Values = dict[str, str]

@@ -324,7 +324,6 @@ def _documents(site: Site, folder: Path, manifest: Mapping[str, Any], numbers: r
 
 def _item(site: Site, benchmark: str, name: str) -> str:
     """Return the text of a test item, or an empty string if the home does not keep it."""
-
     for path in sorted((site.shelf.home.root / "evidence" / "items").glob("*/items.json")):
         kept = known(site.shelf.files.json(path)) if path.stat().st_size < MAX_ITEMS_BYTES else {}
         for one in kept.get("items", ()):

@@ -32,8 +32,6 @@ UNKNOWN = (
 )
 RECHECK_SECONDS = 10.0
 FORMS_SECONDS = 60.0  # the page asks Prefect at most this often for its deployments
-
-
 KINDS: dict[State, Kind] = {
     **dict.fromkeys(State, "waiting"),
     **dict.fromkeys(AT_WORK, "active"),

@@ -19,7 +19,7 @@ from phasewise.tasks.training.run_identity import damage_of_finished, difference
 from phasewise.trainer.base import errors
 from phasewise.trainer.base.decision import Ruling, read_decisions, ruling_at, ruling_of
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, read_sealed
+from phasewise.trainer.base.identity import digest_of_file, find_sealed
 from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder, read_result
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.base.wording import name_some
@@ -325,8 +325,5 @@ def parent_evaluation(resolved: Resolved, phase: Phase) -> dict[str, Any] | None
         digest = (read_result(folder) or {}).get("params_digest")
     else:
         return None
-    try:
-        evaluation = read_sealed(RunFolder(folder).evaluation)
-    except (FileNotFoundError, NotAsWritten):
-        return None
-    return evaluation if evaluation.get("params_digest") == digest else None
+    evaluation = find_sealed(RunFolder(folder).evaluation)
+    return evaluation if evaluation and evaluation.get("params_digest") == digest else None

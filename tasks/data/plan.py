@@ -162,15 +162,14 @@ def plan_data(
     tokenizer = tokenizer_key((keys[name] for name in trained_on), vocab_size, tokenizer_name, special, around)
     pinned = {(pin.component, pin.split): pin for pin in pins}
     components: dict[str, ComponentPlan] = {}
-    for name, documents_key_of_name in keys.items():
+    for name, key in keys.items():
         caches: list[CachePlan] = []
         for split in SPLITS:
             bias = length_bias.get(name) if split == "train" else None
-            key = cache_key(documents_key_of_name, split, tokenizer, bias)
+            of_split = cache_key(key, split, tokenizer, bias)
             pin = pinned.get((name, split))
-            folder = as_path(pin.url) if pin else home.tokens(name, split, key)
-            caches.append(CachePlan(key, folder, home.lock(f"tokens-{name}-{split}-{key[:16]}"), pin))
-        key = documents_key_of_name
+            folder = as_path(pin.url) if pin else home.tokens(name, split, of_split)
+            caches.append(CachePlan(of_split, folder, home.lock(f"tokens-{name}-{split}-{of_split[:16]}"), pin))
         documents = CachePlan(key, home.keyed("documents", key, name), home.lock(f"documents-{name}-{key[:16]}"))
         source, listing = fixed[name], listings[name]
         if listing.budget:

@@ -129,7 +129,6 @@ def collect(stand_in: StandIn) -> list[dict[str, Any]]:
 
 def _files(stand_in: StandIn) -> Iterator[tuple[Path, str]]:
     """The matching files with their dotted names, ordered by the digests of the names."""
-
     without = [pattern.split(":", 1) for pattern in stand_in.without]
     excluded = {path for folder, glob in without for path in roots()[folder].glob(glob)}
     found: dict[str, Path] = {}

@@ -29,7 +29,6 @@ from phasewise.trainer.step import params_digest
 README_NAME = "README.md"
 PARTS = {"lineage": "lineage", "mixture": "mixture", "evaluation": "evaluation", "gates": "verdicts", "data": "data"}
 LAST, EMA, AVERAGE = "last", "ema", "average:"
-DType = Literal["float32", "bfloat16"]
 GenerationPrompt = Literal["add", "none"]
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
@@ -71,7 +70,7 @@ def differing_fields(folder: Path, model: ModelConfig, dtype: DTypeName) -> list
 
 
 def export_phase(
-    run: RunConfig, result: dict[str, Any], tokenizer: Path, folder: Path, *, weights: str = LAST, dtype: DType = "float32",
+    run: RunConfig, result: dict[str, Any], tokenizer: Path, folder: Path, *, weights: str = LAST, dtype: DTypeName = "float32",
     claims: Mapping[str, Any] | None = None, chats: Sequence[ChatTemplate] = (), generation_prompt: GenerationPrompt | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the folder, and return a summary. Of several chat templates none is exported. `average:N` is the mean of the last N steps."""

@@ -12,7 +12,7 @@ from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.verify import differs_in_code_alone
 from phasewise.tasks.progress import say
-from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, read_sealed, write_sealed
+from phasewise.trainer.base.identity import digest_of_bytes, find_sealed, read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, append_event, read_result
 from phasewise.trainer.base.storage import as_path, read_json
 from phasewise.trainer.base.wording import name_some
@@ -94,11 +94,8 @@ def note_caches(run: RunConfig, written: RunConfig | None = None) -> None:
 
 def noted_caches(folder: Path, written: RunConfig) -> dict[str, str]:
     """Return component → content of its cache when the run started, or nothing if `caches.json` is of another run or was changed."""
-    with suppress(FileNotFoundError, NotAsWritten):
-        noted = read_sealed(RunFolder(folder).caches)
-        if noted.get("run_digest") == written.digest:
-            return noted["contents"]
-    return {}
+    noted = find_sealed(RunFolder(folder).caches)
+    return noted["contents"] if noted and noted.get("run_digest") == written.digest else {}
 
 
 def is_same(written: RunConfig, run: RunConfig, plan: DataPlan | None = None) -> bool:
@@ -132,9 +129,7 @@ def is_same(written: RunConfig, run: RunConfig, plan: DataPlan | None = None) ->
 
 def differences(run: RunConfig) -> tuple[Difference, ...]:
     """Return the differences that decide weights between a run and the run in its folder, which may be of an older version."""
-    try:
-        written = read_sealed(RunFolder(run.output).run_file)
-    except (FileNotFoundError, NotAsWritten):
+    if (written := find_sealed(RunFolder(run.output).run_file)) is None:
         return ()
     try:
         before = RunConfig.model_validate(written).decisive

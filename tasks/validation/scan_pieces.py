@@ -6,11 +6,10 @@ Neighbouring documents are compared within a piece only.
 import glob
 import os
 import shutil
-import subprocess
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -34,17 +33,12 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_file, digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.base.storage import as_path, read_json
 from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
-from phasewise.trainer.process.child_process import python_command
-from phasewise.validations.evidence import leakage
 from phasewise.validations.evidence.leakage.detokenize import Detokenize, build_detokenizer
 from phasewise.validations.evidence.leakage.index import LeakageIndex
 from phasewise.validations.evidence.leakage.item_files import read_benchmarks
 from phasewise.validations.evidence.leakage.items import BenchmarkItem
-from phasewise.validations.evidence.leakage.jit_cache import is_cold
 from phasewise.validations.evidence.leakage.scan import Scan, cache_documents, merge_scans, scan_documents
 from phasewise.validations.limits import LeakageLimits
-
-WARM_UP = f"{leakage.__name__}.scan"
 
 
 def index_of_folder(folder: str, store: Path) -> Path:
@@ -66,20 +60,15 @@ def keep_index(key: str, read: Callable[[], Sequence[BenchmarkItem]], store: Pat
     with held(store / f"{folder.name}.lock"):
         if folder.exists():
             return folder
-        with ExitStack() as stack:
-            if is_cold() and (os.cpu_count() or 1) > 1:  # compile the scan's loops meanwhile. If that fails, the first scan compiles them
-                nothing = subprocess.DEVNULL
-                process = stack.enter_context(subprocess.Popen(python_command(WARM_UP), stdin=nothing, stdout=nothing, stderr=nothing))
-                stack.push(lambda kind, *_: process.kill() if kind else None)
-            built = LeakageIndex.build(read())
-            making = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-            try:
-                with refused_by_system(folder):
-                    making.mkdir(parents=True)
-                    built.save(making)
-                    os.replace(making, folder)
-            finally:
-                shutil.rmtree(making, ignore_errors=True)
+        built = LeakageIndex.build(read())
+        making = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+        try:
+            with refused_by_system(folder):
+                making.mkdir(parents=True)
+                built.save(making)
+                os.replace(making, folder)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
     return folder
 
 

@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("trainer", "validations", "tasks", "flows", "deployments")
 MAX_FUNCTION_LINES, SMALL_FILE_LINES = 80, 80
 BUDGET = {
-    "lines": 60_000,
+    "lines": 59_910,
     "files": 325,
     "small files with one importer": 10,
     "functions per 100 lines of code": 6.56,
-    "lines of experiments": 10_360,
-    "lines of tests": 45_000,
+    "lines of experiments": 10_420,
+    "lines of tests": 44_990,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)

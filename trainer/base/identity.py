@@ -83,6 +83,13 @@ def read_sealed(url: str | Path) -> dict[str, Any]:
     return unsealed(content, url)
 
 
+def find_sealed(url: str | Path) -> dict[str, Any] | None:
+    """Return the fields of a sealed file, or None if it is missing or was changed."""
+    with suppress(FileNotFoundError, NotAsWritten):
+        return read_sealed(url)
+    return None
+
+
 def unsealed(content: Any, place: str | Path, *, may_lack_seal: bool = False) -> dict[str, Any]:
     """Return the fields of a sealed file's content, as `read_sealed` does.
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from phasewise.trainer.base.identity import NotAsWritten, read_sealed
+from phasewise.trainer.base.identity import find_sealed
 from phasewise.trainer.base.storage import as_path
 
 METRICS_NAME = "metrics.jsonl"
@@ -90,10 +90,7 @@ def is_kept(name: str) -> bool:
 
 def read_result(folder: Path) -> dict[str, Any] | None:
     """Return the result in a run's folder, or None if it is missing or was changed. (The trainer rewrites it from the last checkpoint.)"""
-    try:
-        return read_sealed(folder / RESULT_NAME)
-    except (FileNotFoundError, NotAsWritten):
-        return None
+    return find_sealed(folder / RESULT_NAME)
 
 
 def append_event(folder: str | Path, kind: EventKind, step: int | None, text: str) -> None:

@@ -7,7 +7,7 @@ the list are deleted before jax reads them. A killed trainer leaves entries with
 from contextlib import suppress
 from pathlib import Path
 
-from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, read_sealed, write_sealed
+from phasewise.trainer.base.identity import digest_of_file, find_sealed, write_sealed
 
 LIST_NAME = "programs.json"
 ENTRIES = "*-cache"
@@ -15,7 +15,7 @@ ENTRIES = "*-cache"
 
 def drop_changed(folder: Path) -> list[str]:
     """Delete changed and unlisted entries, and return their names."""
-    listed = _listed(folder)
+    listed: dict[str, str] = find_sealed(folder / LIST_NAME) or {}
     dropped: list[str] = []
     for path in sorted(folder.glob(ENTRIES)):
         with suppress(FileNotFoundError):  # the trainer of another phase deleted the entry
@@ -27,7 +27,7 @@ def drop_changed(folder: Path) -> list[str]:
 
 def seal_new(folder: Path) -> None:
     """List the new entries of all processes."""
-    listed = _listed(folder)
+    listed: dict[str, str] = find_sealed(folder / LIST_NAME) or {}
     found = dict(listed)
     for path in folder.glob(ENTRIES):
         if path.name not in listed:
@@ -35,10 +35,3 @@ def seal_new(folder: Path) -> None:
                 found[path.name] = digest_of_file(path)
     if found != listed:
         write_sealed(folder / LIST_NAME, found)
-
-
-def _listed(folder: Path) -> dict[str, str]:
-    try:
-        return read_sealed(folder / LIST_NAME)
-    except (FileNotFoundError, NotAsWritten):
-        return {}

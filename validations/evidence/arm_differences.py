@@ -5,9 +5,6 @@ arm and control have different data orders. A benchmark is a sample of items. Re
 the error of this sample.
 """
 
-# scipy's stubs leave its functions untyped.
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -15,10 +15,6 @@ from phasewise.trainer.base.errors import DataError
 from phasewise.validations.evidence.parent_comparison import Evaluation
 from phasewise.validations.evidence.proportions import holm
 
-# scipy's stubs leave its functions untyped.
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-
-
 RESAMPLES, SEED = 9_999, 0  # the smallest p-value is one in ten thousand. If the groups have fewer exchanges, all exchanges are counted
 MIN_ITEMS = 8
 MEASURED_COLUMNS = ("measure", "items", "reference_items", "difference_nats", "p_value", "adjusted_p_value")

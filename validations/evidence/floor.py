@@ -4,9 +4,6 @@ A model at the floor knows nothing of the benchmark: it guesses, or always gives
 and a value at the baseline may hide knowledge that the first choices do not show yet. See `docs/decisions/0014-gates.md`.
 """
 
-# scipy's stubs leave its special functions untyped.
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

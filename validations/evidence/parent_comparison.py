@@ -4,9 +4,6 @@ Scores of different settings are not comparable, which fails the gate. If the pa
 rules are in `docs/reference/gates.md`, the reasons in decision 14.
 """
 
-# scipy's stubs leave its functions untyped.
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

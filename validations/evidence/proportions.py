@@ -8,10 +8,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from scipy.special import bdtrc, ndtr, ndtri
 
-# scipy's stubs leave its functions untyped.
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-
-
 CONFIDENCE = 0.95  # confidence of every interval
 HALF_AN_ITEM = 0.5  # continuity correction of an excess of items against the normal distribution
 POWER = 0.8  # a difference is detectable if the test detects it in this share of random draws of the items

@@ -4,9 +4,6 @@ Importing this module imports Great Expectations, which takes nine seconds: impo
 expectations, these fail on an empty table and on an empty cell.
 """
 
-# Great Expectations leaves its dictionaries untyped.
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
-
 from collections.abc import Callable
 from typing import Any
 

@@ -16,8 +16,9 @@ from phasewise.flows.recipes.marin.mixtures import (
     Weights,
     percent,
 )
-from phasewise.flows.recipes.marin.settings import ADAMW, LLAMA3_ROPE, ORDER, constant, evaluated, gates, linear, stability
+from phasewise.flows.recipes.marin.settings import ADAMW, LLAMA3_ROPE, ORDER, evaluated, gates
 from phasewise.flows.recipes.phase import Change, Phase, continued
+from phasewise.flows.recipes.words import constant, linear, stability
 from phasewise.trainer.config import CheckpointPolicy, Instrumentation, MixtureShares, ModelConfig, always
 from phasewise.validations.limits import PackingLimits
 

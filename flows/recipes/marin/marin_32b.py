@@ -14,10 +14,11 @@ from phasewise.flows.recipes.marin.mixtures import (
     MANTIS_MIXTURE_WITH_CODE,
     PRETRAINING_MIXTURE,
 )
-from phasewise.flows.recipes.marin.settings import ADAMW, ORDER, TOKENIZER, constant, evaluated, gates, linear, llama, stability
+from phasewise.flows.recipes.marin.settings import ADAMW, ORDER, TOKENIZER, evaluated, gates, llama
 from phasewise.flows.recipes.phase import FromScratch, GraftFrom, Phase, continued
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.waivers import accepted_order, accepted_without_cooldown
+from phasewise.flows.recipes.words import constant, linear, stability
 from phasewise.trainer.config import (
     AdamC,
     CheckpointPolicy,
@@ -38,7 +39,6 @@ UPDATE_NORM_LIMIT = RollingLimit(window=128, min_samples=64, sigmas=2.0)
 SKIP_STEP_LIMIT = RollingLimit(window=128, min_samples=64, sigmas=6.0)
 ADAMC = AdamC(kind="adamc", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.05, peak_learning_rate=PEAK)
 STEADY = stability(z_loss=1e-4, ema=0.995, max_grad_norm=always(0.2), max_update_norm=always(UPDATE_NORM_LIMIT), skip_step=SKIP_STEP_LIMIT)
-
 
 PHASE_1 = Phase(
     name="phase-1",

@@ -8,23 +8,11 @@ from phasewise.flows.recipes.benchmarks import WITH_MMLU
 from phasewise.flows.recipes.facts import with_facts
 from phasewise.flows.recipes.marin.branches_8b import context_extension, deep_cooldowns, desserts, instruction, microannealing
 from phasewise.flows.recipes.marin.mixtures import JELLYFISH_MIXTURE, KESTREL_MIXTURE, PHOENIX_BRIDGE, PHOENIX_MIXTURE, STARLING_MIXTURE
-from phasewise.flows.recipes.marin.settings import (
-    ADAMW,
-    LLAMA3_ROPE,
-    OLD_ROPE,
-    ORDER,
-    TOKENIZER,
-    constant,
-    evaluated,
-    gates,
-    linear,
-    llama,
-    stability,
-    wsd_s,
-)
+from phasewise.flows.recipes.marin.settings import ADAMW, LLAMA3_ROPE, OLD_ROPE, ORDER, TOKENIZER, evaluated, gates, llama
 from phasewise.flows.recipes.phase import FromScratch, Phase, continued
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.waivers import accepted_order, accepted_without_cooldown
+from phasewise.flows.recipes.words import constant, linear, stability, wsd_s
 from phasewise.trainer.config import CheckpointPolicy, Steps, always
 from phasewise.validations.limits import AcceptedWarning
 

@@ -6,13 +6,7 @@ from phasewise.flows.recipes import words
 from phasewise.flows.recipes.benchmarks import CORE_BENCHMARKS
 from phasewise.flows.recipes.phase import EvaluationSettings, Gates
 from phasewise.flows.recipes.recipe import Tokenizer
-from phasewise.flows.recipes.words import LEAKAGE, constant, linear, stability, wsd_s
 from phasewise.trainer.config import AdamW, DataOrder, Llama3RopeScaling, ModelConfig, Rope
-
-__all__ = [
-    "ADAMW", "LEAKAGE", "LLAMA3_ROPE", "OLD_ROPE", "ORDER", "TOKENIZER", "constant", "evaluated", "gates", "linear", "llama",
-    "stability", "wsd_s",
-]  # fmt: skip
 
 OLD_ROPE = Rope(theta=10_000, scaling=None)
 LLAMA3_ROPE = Rope(

@@ -45,7 +45,6 @@ END_2 = END_1 + steps_for(17 * 4 / 20 * TRILLION, sequences=AFTER, seq_len=SEQ_L
 END_3 = END_2 + steps_for(17 * 3 / 20 * TRILLION, sequences=AFTER, seq_len=SEQ_LEN)
 DECAY = cosine(END_1, END_3, PEAK, FLOOR)
 
-
 EXPERTS = Experts(
     num_experts=256,
     num_active=4,

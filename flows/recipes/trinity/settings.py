@@ -53,7 +53,6 @@ LONG_MIXTURE = percent(LONG_MIX)
 LENGTH_BIAS = {"pretraining_trinity_long": LengthBias(floor=0.01, ceiling=0.90, full_tokens=131_072)}
 """Pre-training text in the context extension: 1 % of the shortest documents, 90 % from 128 K tokens (§3.5)."""
 
-
 TRILLION = 10**12
 TOKENIZER = Tokenizer(name="arcee-ai/Trinity-Large-Base", vocab_size=200_192)
 ORDER = DataOrder(seed=0, permutation="feistel", block_sequences=2048)

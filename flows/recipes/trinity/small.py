@@ -40,7 +40,6 @@ END_1 = steps_for(7.0 * TRILLION, sequences=BEFORE, seq_len=SEQ_LEN)
 END_2 = END_1 + steps_for(1.8 * TRILLION, sequences=AFTER, seq_len=SEQ_LEN)
 END_3 = END_2 + steps_for(1.2 * TRILLION, sequences=AFTER, seq_len=SEQ_LEN)
 
-
 EXPERTS = Experts(
     num_experts=128,
     num_active=8,

@@ -45,14 +45,15 @@ def build_detokenizer(tokenizer: Tokenizer) -> Detokenize:
             runs = np.split(ids, np.flatnonzero(is_special[ids]))
             return SPACE.join(tokenizer.decode(run[~is_special[run]].tolist()).encode() for run in runs)
         text = np.empty(int(lengths[ids].sum()), np.uint8)
-        _fill(ids, starts, lengths, pool, text)
+        fill(ids, starts, lengths, pool, text)
         return text.tobytes()
 
     return detokenize
 
 
 @compiled()
-def _fill(ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, pool: np.ndarray, text: np.ndarray) -> None:
+def fill(ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, pool: np.ndarray, text: np.ndarray) -> None:
+    """Fill a text with the bytes of tokens: those of token `t` begin at `starts[t]` of the pool."""
     at = 0
     for token in ids:
         start = starts[token]

@@ -23,6 +23,7 @@ from phasewise.validations.evidence.leakage.segments import (
     GRAM_FACTOR,
     PASSAGE,
     Segments,
+    count_holders,
     distinct,
     own_grams,
     own_runs,
@@ -205,9 +206,7 @@ def _seeds(segments: Segments, has_plain_choices: Bool[np.ndarray, "i"]) -> tupl
     runs, items, places = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     is_joined = np.arange(len(runs)) >= len(owners)
     owners = np.append(owners, 2 * len(segments.kinds) + items[len(owners) :])
-    _, run = np.unique(runs, return_inverse=True)
-    num_items = len(segments.item_segments) - 1
-    shared_by = np.bincount(distinct(run.astype(np.int64) * num_items + items) // num_items, minlength=int(run.max(initial=0)) + 1)[run]
+    shared_by = count_holders(runs, items)
     order = np.lexsort((places, shared_by, owners))
     rank = np.empty(len(places), np.int64)
     rank[order] = np.arange(len(places)) - np.searchsorted(owners[order], owners[order])

@@ -17,7 +17,7 @@ from pydantic import Field
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.validations.evidence.caches import name_some
-from phasewise.validations.evidence.leakage.detokenize import Detokenize
+from phasewise.validations.evidence.leakage.detokenize import Detokenize, fill
 from phasewise.validations.evidence.leakage.index import LeakageIndex
 from phasewise.validations.evidence.leakage.match import IndexWords, build_scratch, score_candidates
 from phasewise.validations.evidence.leakage.prefilter import PAIR_COLUMNS, find_seeds, group_seeds
@@ -374,7 +374,7 @@ def leaked_items(scans: Mapping[str, Scan]) -> pd.DataFrame:
 
 
 def warm_up_jit() -> None:
-    """Compile the loops of a scan for the types of its arguments, while another process builds the index."""
+    """Compile the loops of a scan for the types of its arguments."""
 
     def empty(kind: type[np.generic], dimensions: int = 1) -> np.ndarray:
         return _read_only(np.empty((0, NUM_KINDS) if dimensions == 2 else 0, kind))
@@ -390,6 +390,9 @@ def warm_up_jit() -> None:
     text, held = (words, np.zeros(1, np.int64)), np.empty((2, 1), np.uint8)
     index = IndexWords(*map(empty, _INDEX_TYPES))
     score_candidates(0, pairs, (places, places), text, index, rules, build_scratch(1, 1), held, out)
+    split_words(b"Two words")
+    numbers = np.empty(0, np.int64)
+    fill(numbers, numbers, numbers, empty(np.uint8), np.empty(0, np.uint8))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Bool, Float32, Int32, Int64, UInt8, UInt64
 
 from phasewise.trainer.base.errors import DataError
 from phasewise.validations.evidence.leakage.items import BenchmarkItem
-from phasewise.validations.evidence.leakage.words import is_sign, split_words
+from phasewise.validations.evidence.leakage.words import MAX_WORDS_PER_BYTE, is_sign, room_for, split_words
 
 QUESTION, CHOICE, ANSWER, SOLUTION, PASSAGE = range(5)
 NUM_KINDS = 5
@@ -42,16 +43,19 @@ class Segments:
         hashes: list[np.ndarray] = []
         kinds: list[int] = []
         item_segments = [0]
+        room = room_for(0)
         for item in items:
-            room = MAX_ITEM_WORDS
+            words_left = MAX_ITEM_WORDS
             parts = [(QUESTION, item.question), *((CHOICE, choice) for choice in item.choices), (ANSWER, item.answer)]
             parts += [*((SOLUTION, solution) for solution in item.solutions), (PASSAGE, item.passage)]
             for kind, text in parts:
-                of_part = split_words(text.encode(errors="replace")).hashes[:room]
-                if len(of_part):
-                    hashes.append(of_part)
+                content = text.encode(errors="replace")
+                if MAX_WORDS_PER_BYTE * len(content) > len(room.hashes):
+                    room = room_for(2 * len(content))
+                if len(of_part := split_words(content, room).hashes[:words_left]):
+                    hashes.append(of_part.copy())
                     kinds.append(kind)
-                    room -= len(of_part)
+                    words_left -= len(of_part)
             item_segments.append(len(kinds))
         starts = np.cumsum([0, *map(len, hashes)])
         if starts[-1] == 0:
@@ -79,7 +83,7 @@ class Segments:
     @cached_property
     def vocabulary(self) -> Int64[np.ndarray, "w"]:
         """Number of each word among the distinct words."""
-        return np.unique(self.hashes, return_inverse=True)[1]
+        return pd.factorize(self.hashes)[0]
 
     @cached_property
     def words_left(self) -> Int32[np.ndarray, "w"]:
@@ -149,17 +153,10 @@ def shared_choices(segments: Segments, groups: Sequence[str]) -> UInt8[np.ndarra
 
 
 def _held_by(segments: Segments, features: UInt64[np.ndarray, "w"], groups: Sequence[str]) -> Int64[np.ndarray, "w"]:
-    """Count the items of the same group that hold each word's feature. A stable sort keeps items of equal features in order."""
+    """Count the items of the same group that hold each word's feature."""
     _, group_of_item = np.unique(np.array(groups), return_inverse=True)
     keys = features ^ ((group_of_item + 1).astype(np.uint64) * GRAM_FACTOR)[segments.item_of_word]
-    order = np.argsort(keys, kind="stable")
-    keys, items = keys[order], segments.item_of_word[order]
-    is_first = np.append(True, keys[1:] != keys[:-1])
-    firsts = np.flatnonzero(is_first)
-    counts = np.add.reduceat((is_first | np.append(True, items[1:] != items[:-1])).astype(np.int64), firsts)
-    found = np.empty(len(keys), np.int64)
-    found[order] = np.repeat(counts, np.diff(np.append(firsts, len(keys))))
-    return found
+    return count_holders(keys, segments.item_of_word)
 
 
 def word_weights(segments: Segments, tasks: Sequence[str]) -> Float32[np.ndarray, "w"]:
@@ -171,15 +168,9 @@ def word_weights(segments: Segments, tasks: Sequence[str]) -> Float32[np.ndarray
     word = segments.vocabulary
     _, task_of_item = np.unique(np.array(tasks), return_inverse=True)
     item, num_words = segments.item_of_word.astype(np.int64), int(word.max()) + 1
-    of_all = np.bincount(distinct(item * num_words + word) % num_words, minlength=num_words)
-    # Items of the task with each word. Sorting is ten times faster than searching a table of millions for each word.
-    features = task_of_item[item] * num_words + word
-    num_items = len(tasks)
-    pairs, pair_of_word = np.unique(features * num_items + item, return_inverse=True)
-    counts = np.diff(np.flatnonzero(np.diff(pairs // num_items, prepend=-1, append=-1)))
-    of_task = np.repeat(counts, counts)[pair_of_word]
+    of_all, of_task = count_holders(word, item), count_holders(task_of_item[item] * num_words + word, item)
     task_items = np.bincount(task_of_item)[task_of_item[item]]
-    share = np.maximum((of_all[word] + 1) / (len(tasks) + 2), of_task / (task_items + 2))
+    share = np.maximum((of_all + 1) / (len(tasks) + 2), of_task / (task_items + 2))
     surprise = -np.log(share)
     weights = np.maximum(surprise / surprise.mean(), MIN_WEIGHT)
     return np.where(is_sign(segments.hashes), np.minimum(weights, MAX_SIGN_WEIGHT), weights).astype(np.float32)
@@ -220,6 +211,12 @@ def part_sizes(segments: Segments, weights: Float32[np.ndarray, "w"]) -> PartSiz
         telling_with_question=np.stack([count(np.concatenate([words, telling[QUESTION]])) for words in telling], axis=1),
         weights=of_parts(np.add.reduceat(weights, segments.starts[:-1])).astype(np.float32),
     )
+
+
+def count_holders(features: np.ndarray, items: Int32[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+    """Count the items with each feature. `items`: the item of each feature."""
+    codes, num_items = pd.factorize(features)[0], int(items.max(initial=0)) + 1
+    return np.bincount(distinct(codes * num_items + items) // num_items)[codes]
 
 
 def distinct(values: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "m"]:
