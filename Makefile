@@ -56,8 +56,9 @@ up: .venv/compiled.stamp  ## Prefect server, worker and deployments, on this mac
 	@touch $@
 
 .venv/compiled.stamp: .venv/run.stamp $(wildcard $(LEAKAGE)/*.py)
+	@echo "Compiling the loops of the leakage scan, for about half a minute."
 	@rm -rf $(LEAKAGE)/compiled
-	XDG_CACHE_HOME=$(LEAKAGE)/compiled $(BIN)/python -m phasewise.validations.evidence.leakage.scan
+	@XDG_CACHE_HOME=$(LEAKAGE)/compiled $(BIN)/python -m phasewise.validations.evidence.leakage.scan
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp

@@ -22,6 +22,7 @@ import numpy as np
 from experiments.bench.measure import Options, Row, on_cores, seconds
 from experiments.bench.train_step_process import EXECUTION, MODEL, OPTIMIZER, SCHEDULED, SEQUENCES, TIMED, WARM_UP, rotation
 from phasewise.trainer.config import Experts, SignBalancing
+from phasewise.trainer.process.accelerator import keep_freed_memory
 
 MIN_TIMES_TRANSFORMERS = 1.3
 SPARSE = MODEL.but(
@@ -56,7 +57,9 @@ def rows(options: Options) -> Iterator[Row]:
             for side, times in found.items():
                 times.append(_measure(side, folder))
     ours, theirs = (statistics.median(times) for times in found.values())
-    yield Row(name, theirs / ours, at_least=MIN_TIMES_TRANSFORMERS, note=f"{ours:.2f} and {theirs:.2f} s")
+    ratios = sorted(theirs / ours for ours, theirs in zip(found["ours"], found["theirs"], strict=True))
+    note = f"{ours:.2f} and {theirs:.2f} s, {ratios[0]:.2f} to {ratios[-1]:.2f}"
+    yield Row(name, theirs / ours, at_least=MIN_TIMES_TRANSFORMERS, note=note)
 
 
 def _measure(side: str, folder: str) -> float:
@@ -108,6 +111,8 @@ def build_theirs(folder: str) -> Callable[[], float]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "ours":
+        keep_freed_memory()  # as the trainer does
     one = {"ours": build_ours, "theirs": build_theirs}[sys.argv[1]](sys.argv[2])
     losses = [one() for _ in range(WARM_UP)]
     times = [seconds(one) for _ in range(TIMED)]
