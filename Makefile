@@ -66,4 +66,4 @@ up: .venv/compiled.stamp  ## Prefect server, worker and deployments, on this mac
 	@touch $@
 
 clean:  ## remove the virtual environment and everything that was trained here
-	rm -rf .venv .phasewise
+	rm -rf .venv .phasewise build dist $(LEAKAGE)/compiled
