@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from phasewise.flows.prefect.server import TAG
-from phasewise.flows.recipes import load_target, split_target
+from phasewise.flows.recipes import load_target, load_written, split_target
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError
 from phasewise.trainer.base.storage import parse_json
 from phasewise.trainer.base.wording import near
@@ -70,12 +70,16 @@ def check_parameters(deployment: Mapping[str, Any], given: Mapping[str, Any]) ->
     if not isinstance(settings, list | tuple) or not all(isinstance(one, str) for one in settings):
         return
     from phasewise.flows.checks import check_slices
-    from phasewise.flows.recipes.assignments import setting
+    from phasewise.flows.recipes.assignments import forked, setting
+    from phasewise.flows.recipes.feasibility import check_mixtures
     from phasewise.flows.status.retraining import check_named, phases_to_train
 
     wanted, work = complete.get("phase") or complete.get("up_to"), str(deployment["entrypoint"]).rpartition(".")[2]
     with setting(settings):
         recipe, last = load_target(f"{complete['recipe']}/{wanted}" if wanted else complete["recipe"], complete.get("scale", "proxy"))
+        if (written := load_written(complete["recipe"])).scale == "full":
+            full = forked(written).with_branch(wanted)
+            check_mixtures(full, full.phases)
         if work == "train_phase":
             check_slices(recipe, [recipe.phase(complete["phase"])])
         elif work == "train_recipe":

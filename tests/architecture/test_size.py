@@ -16,7 +16,7 @@ BUDGET = {
     "files": 325,
     "small files with one importer": 10,
     "functions per 100 lines of code": 6.56,
-    "lines of experiments": 10_420,
+    "lines of experiments": 10_430,
     "lines of tests": 44_990,
 }
 """Of product code, but for the last two."""
