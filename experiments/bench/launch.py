@@ -59,8 +59,10 @@ def up(folder: Path) -> Iterator[None]:
             if process.poll() is not None:
                 raise RuntimeError(f"`phasewise up` ended:\n{log.read_text()}")
             time.sleep(0.1)
-        yield
-        process.send_signal(signal.SIGINT)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
 
 
 def first_update(recipe: Path, *, is_cold: bool, phase: str = "warm-up") -> dict[str, float]:

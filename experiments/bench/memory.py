@@ -28,7 +28,7 @@ def rows(options: Options) -> Iterator[Row]:
     large = _built(large_bytes)
     sizes = f"{large_bytes / 1e6:,.0f} MB over {SMALL_BYTES / 1e6:,.0f} MB"
     note = f"{large.peak_bytes / 2**20:.0f} and {small.peak_bytes / 2**20:.0f} MiB"
-    yield Row(f"peak memory of a worker, {sizes}", large.peak_bytes / small.peak_bytes, at_least=0.9, at_most=1.1, note=note)
+    yield Row(f"peak memory of a worker, {sizes}", large.peak_bytes / small.peak_bytes, at_least=0.95, at_most=1.05, note=note)
     rate = large.text_bytes / large.seconds
     note = f"{rate / 1e6:.1f} MB/s; bare before and after {' and '.join(f'{bare / 1e6:.1f}' for bare in large.bare_rates)} MB/s"
     share = rate / (sum(large.bare_rates) / len(large.bare_rates))

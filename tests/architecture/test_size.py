@@ -17,7 +17,7 @@ BUDGET = {
     "small files with one importer": 10,
     "functions per 100 lines of code": 6.56,
     "lines of experiments": 10_430,
-    "lines of tests": 44_990,
+    "lines of tests": 45_000,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)

@@ -41,7 +41,6 @@ def in_phases(phases: slice, *path: str, **values: Any) -> Callable[[Raw], None]
 
 in_second, in_both = partial(in_phases, slice(1, None)), partial(in_phases, slice(None))
 
-
 EDITED = ("files", "judge")  # a file is named as changed
 
 

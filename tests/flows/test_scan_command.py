@@ -18,6 +18,7 @@ from tests.hostile_makers import zipped
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 
 ROOT = Path(__file__).parents[2]
+COMPILED = Path(jit_cache.config.CACHE_DIR)  # pyright: ignore[reportAttributeAccessIssue]  # the module has it at run time
 HIT = {"file", "document", "id", "benchmark", "item", "part", "score", "start", "end", "excerpt"}
 
 
@@ -37,8 +38,12 @@ def benchmarks(items: list[BenchmarkItem], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder for the index, which is kept for all tests."""
-    return tmp_path_factory.mktemp("cache")
+    """A cache folder for the index, which is kept for all tests; what Numba compiled for other tests is there, too."""
+    COMPILED.mkdir(parents=True, exist_ok=True)
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "phasewise").mkdir()
+    (folder / "phasewise" / COMPILED.name).symlink_to(COMPILED)
+    return folder
 
 
 @pytest.fixture
@@ -62,6 +67,7 @@ def test_scripts_read_one_object(scan: Run, items: list[BenchmarkItem], benchmar
     report = json.loads(result.stdout)
     assert (result.exit_code, report["documents"], report["names_like_tests"]) == (1, 13, ["test.json"])
     assert report["bytes"] > 1000
+    assert report["seconds"] >= 0
     assert report["benchmarks"] == {"made-math": 30}
     assert {hit["item"] for hit in report["hits"]} == {item.id for item in items[:12]}
     assert all(set(hit) >= HIT and hit["file"] == "data/test.json" and hit["benchmark"] == "made-math" for hit in report["hits"])
@@ -87,6 +93,7 @@ def test_clean_text_passes_and_the_score_that_counts_can_be_set(scan: Run, leaky
 def test_a_damaged_file_does_not_pass(scan: Run, leaky: Path):
     (leaky / "test.json").unlink()
     (leaky / "image.png").write_bytes(b"\x89PNG\0")
+    assert scan("data").exit_code == 0
     (leaky / "broken.parquet").write_bytes(b"PAR1 and no more")
     result = scan("data")
     assert result.exit_code == 1
@@ -130,19 +137,26 @@ def test_wrong_usage(scan: Run, phasewise: Run, leaky: Path, arguments: tuple[st
         assert "--benchmarks needs" in result.stderr
 
 
-def test_the_first_scan_of_an_installed_package_is_one_light_process_and_compiles_nothing(leaky: Path, benchmarks: Path, tmp_path: Path):
-    """As from a wheel, which has the code that `make setup` and `make test` compiled."""
-    name = Path(jit_cache.config.CACHE_DIR).name  # pyright: ignore[reportAttributeAccessIssue]  # the module has it at run time
-    if not list(Path(jit_cache.__file__).parent.glob(f"compiled/*/{name}")):
-        pytest.skip("the loops of the scan were changed after `make setup` compiled them")
-    shutil.copytree(ROOT / "phasewise", tmp_path / "site" / "phasewise", ignore=shutil.ignore_patterns("__pycache__"))
+@pytest.mark.usefixtures("leaky", "scan")
+def test_a_small_scan_is_one_light_process(benchmarks: Path):
     heavy = {"jax", "prefect", "dask", "distributed", "great_expectations", "lm_eval"}
     ends = f"finally: print(*sorted({heavy} & set(sys.modules)), file=sys.stderr)"
     program = f"import sys; from phasewise.flows.cli.main import main\ntry: main()\n{ends}"
-    command = [sys.executable, "-c", program, "scan", str(leaky), "--benchmarks", str(benchmarks)]
-    changed = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path / "site"), "NUMBA_DEBUG_CACHE": "1"}
+    command = [sys.executable, "-c", program, "scan", "data", "--benchmarks", str(benchmarks), "--json"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert found.returncode == 1, found.stderr
+    assert len(json.loads(found.stdout)["hits"]) >= 12
+    assert found.stderr.splitlines()[-1] == ""
+
+
+def test_the_first_scan_of_an_installed_package_compiles_nothing(leaky: Path, benchmarks: Path, tmp_path: Path):
+    """As from a wheel, which has the code that `make setup` and `make test` compiled."""
+    if not any(Path(jit_cache.__file__).parent.glob(f"compiled/*/{COMPILED.name}")):
+        pytest.skip("the loops of the scan were changed after `make setup` compiled them")
+    shutil.copytree(ROOT / "phasewise", tmp_path / "phasewise", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "phasewise", "scan", str(leaky), "--benchmarks", str(benchmarks)]
+    changed = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path), "NUMBA_DEBUG_CACHE": "1"}
     found = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **changed})
     assert found.returncode == 1, found.stderr
-    assert found.stderr.splitlines()[-1] == ""
     assert "data loaded from" in found.stdout
     assert "data saved to" not in found.stdout

@@ -69,7 +69,6 @@ SEQ_LEN = 32
 settings.register_profile("trainer", derandomize=True, deadline=None, database=None)
 settings.load_profile("trainer")
 
-
 MakeRun = Callable[..., RunConfig]
 StartTrainer = Callable[..., "subprocess.Popen[bytes]"]
 WaitUntil = Callable[["subprocess.Popen[bytes]", Callable[[], bool]], None]

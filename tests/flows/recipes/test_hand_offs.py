@@ -46,7 +46,6 @@ CHANGES: dict[Change, dict[str, Any]] = {
     "seq_len": {"model__seq_len": 256, "batch": [[0, 4]], "order__first_step": 1400},
 }  # fmt: skip
 
-
 COME_TOGETHER: dict[Change, tuple[Change, ...]] = {
     "order": ("coverage",), "coverage": ("order",), "packing": ("coverage",), "seq_len": ("order", "coverage"),
 }  # fmt: skip

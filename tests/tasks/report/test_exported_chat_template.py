@@ -92,7 +92,6 @@ CHATML = """
 """
 OPENING = "<|im_start|>assistant\n"
 
-
 MISSING_OPENINGS = {
     "marin": "", "trinity": "", CHATML: OPENING, CHATML.strip(): OPENING, WITHOUT_BEGIN: "<|u|>assistant: ",
     CHATML + "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}": "",

@@ -38,7 +38,6 @@ def read(text): return fold(text) or DataError
 IMPORT = "from phasewise.tasks.data.filters import fold"
 ERRORS = "from phasewise.tasks.made_up import DataError, ConfigError"
 
-
 SAME = [
     (CODE, '"""Module."""', '"""Another."""'), (CODE, '"""Module."""\n', ""), (CODE, '"""What it is."""', '"""What it was."""'),
     (CODE, '    """Class."""\n', ""), (CODE, '"""Function."""', '"""Does."""'), (CODE, "# a comment", "# another"),

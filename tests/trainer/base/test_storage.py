@@ -33,7 +33,6 @@ CARRYING = [
     f"https://host.org/data?x=1&sig={SECRET}",
 ]  # fmt: skip
 
-
 PLAIN = [
     "hf://datasets/owner/name@main/x", "gs://bucket/folder", "abfs://container@account/x", "sftp://user@host/x", "/data/a:b@c/d",
     "https://a.org/x?page=2", "https://host.org/data",

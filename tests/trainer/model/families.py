@@ -16,7 +16,6 @@ MEMBERS: dict[str, tuple[str, ...]] = {
     "lm_head": ("head",),
 }
 
-
 SIGN = SignBalancing(kind="sign", rate=1e-3)
 SMEBU = Smebu(kind="smebu", rate=5e-4, sharpness=2.0, momentum=0.5)
 EXPERTS = Experts(

@@ -44,7 +44,6 @@ def judge(table: pd.DataFrame, *accepts: AcceptedWarning) -> tuple[CheckResult, 
 
 BOTH_FAIL = order_table(("web", 1e-9), ("code", 1e-7))
 
-
 WEB, CODE = ({"permutation": "linear", "component": name} for name in ("web", "code"))
 OTHERS = [
     accepted({"permutation": "feistel_levanter"}), accepted({"permutation": "linear", "component": "wiki"}), accepted({"component": "web"}),

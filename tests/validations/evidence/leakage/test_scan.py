@@ -1,6 +1,7 @@
 import random
 from collections.abc import Sequence
 from itertools import permutations
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,9 @@ from experiments.leakage_recall.made_items import made_items
 from phasewise.validations.evidence.leakage import scan as scan_module
 from phasewise.validations.evidence.leakage.index import LeakageIndex
 from phasewise.validations.evidence.leakage.items import BenchmarkItem
-from phasewise.validations.evidence.leakage.scan import Document, Hit, Scan, merge_scans, scan_documents
+from phasewise.validations.evidence.leakage.match import score_candidates
+from phasewise.validations.evidence.leakage.prefilter import find_seeds, group_seeds
+from phasewise.validations.evidence.leakage.scan import Document, Hit, Scan, merge_scans, scan_documents, warm_up_jit
 from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.5, max_items=0)
@@ -245,6 +248,14 @@ def test_what_is_found_in_dense_text_does_not_depend_on_room_or_batches(monkeypa
     monkeypatch.setattr(scan_module, "BATCH_BYTES", 4096)
     monkeypatch.setattr(scan_module, "CARRIED_BYTES", 1024)
     assert set(found(*texts, index=index)) == {(hit.document, hit.item, hit.part) for hit in expected}
+
+
+def test_warming_up_compiles_nothing_that_a_scan_has_not() -> None:
+    assert scan(QUESTION)
+    loops: tuple[Any, ...] = (find_seeds, group_seeds, score_candidates)
+    scanned = [len(loop.signatures) for loop in loops]
+    warm_up_jit()
+    assert [len(loop.signatures) for loop in loops] == scanned
 
 
 TEST = BenchmarkItem(
