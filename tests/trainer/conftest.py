@@ -62,7 +62,6 @@ def build_train_step(
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
 
-
 VOCAB_SIZE = 256
 SEQ_LEN = 32
 

@@ -14,7 +14,6 @@ from tests.trainer.conftest import MakeRun
 
 values = st.lists(st.floats(0.125, 1024, width=32) | st.sampled_from([math.nan, math.inf]), max_size=40)
 
-
 push_compiled, limit_compiled = jax.jit(push), jax.jit(limit_from)
 
 

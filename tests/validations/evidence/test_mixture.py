@@ -16,7 +16,6 @@ from tests.validations.conftest import Drawn
 
 ORDER = DataOrder(seed=0, permutation="linear", block_sequences=20, cut_blocks=True)
 
-
 MIXTURE = Steps[MixtureShares](((0, {"web": 100.0}), (10, {"web": 70.0, "code": 30.0, "tail": 0.0})))
 
 

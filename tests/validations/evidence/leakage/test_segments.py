@@ -46,6 +46,10 @@ def test_of_an_item_only_so_many_words_are_kept_and_what_is_not_unicode_is_read_
     assert np.diff(Segments.of([OWL, WREN]).starts).tolist() == [8, 1, 5]
 
 
+def test_an_item_that_repeats_a_feature_holds_it_once():
+    assert segments_module.count_holders(np.array([7, 7, 7, 9]), np.array([0, 0, 1, 1], np.int32)).tolist() == [2, 2, 2, 1]
+
+
 def test_sizes_of_parts():
     found = Segments.of(ITEMS)
     sizes = segments_module.part_sizes(found, np.ones(len(found.hashes), np.float32))
